@@ -167,6 +167,7 @@ impl Bench {
             experts: Vec::new(),
             body,
             head,
+            features: None,
         };
         self.backend.load_program(program, MAX_ROWS, 32, MAX_POSITION).expect("a program");
         let layout = KvLayout::full(LAYERS, KV_HEADS, HEAD_DIM, KvFormat::F16, BLOCK);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
-use folio_model::program::{MatrixId, Op, Program, VectorId};
+use folio_model::program::{Buf, MatrixId, Program, VectorId};
 use folio_model::quant::Encoding;
 use folio_model::tables::BlockTables;
 
@@ -75,6 +75,7 @@ struct Model {
     max_rows: usize,
     max_logit_rows: usize,
     vocabulary: usize,
+    input_width: usize,
 }
 
 impl CpuBackend {
@@ -245,11 +246,8 @@ impl Backend for CpuBackend {
             }
         }
         plans.iter_mut().for_each(|plan| plan.reserve(max_rows, &shape));
-        let tables = program.body.iter().filter_map(|op| match op {
-            Op::Embed { table, .. } => Some(self.matrices[table.0 as usize].rows),
-            _ => None,
-        });
-        let vocabulary = tables.min().unwrap_or(usize::MAX);
+        let vocabulary = program.vocabulary(|table| self.matrices[table.0 as usize].rows);
+        let input_width = program.input_width();
         let places = Vec::with_capacity(max_rows);
         self.model = Some(Model {
             program,
@@ -261,6 +259,7 @@ impl Backend for CpuBackend {
             max_rows,
             max_logit_rows,
             vocabulary,
+            input_width,
         });
         Ok(())
     }
@@ -291,6 +290,8 @@ impl Backend for CpuBackend {
             max_logit_rows: model.max_logit_rows,
             max_position: model.shape.max_position,
             vocabulary: model.vocabulary,
+            input_width: model.input_width,
+            has_features: model.program.features.is_some(),
             chosen: 0,
             pools: &self.pools,
             tables: &mut self.tables,
@@ -323,12 +324,12 @@ impl Backend for CpuBackend {
     }
 
     fn hidden(&self, row: u32) -> &[f32] {
-        let has = |model: &&Model| (row as usize) < model.max_rows && !model.stages.is_empty();
-        let Some(model) = self.model.as_ref().filter(has) else { return &[] };
-        let rows = model.buffers.rows[model.program.head.x.0 as usize];
-        // SAFETY: a program with a stage has memory for `max_rows` rows of `width` values of what its head reads, zeroed at
-        // first, and only `forward` writes there.
-        unsafe { std::slice::from_raw_parts(rows.row(row as usize), rows.width) }
+        self.model.as_ref().map_or(&[], |model| model.row(model.program.head.x, row))
+    }
+
+    fn features(&self, row: u32) -> &[f32] {
+        let features = self.model.as_ref().and_then(|model| Some((model, model.program.features?)));
+        features.map_or(&[], |(model, features)| model.row(features, row))
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -386,6 +387,17 @@ impl CpuBackend {
 }
 
 impl Model {
+    /// A row of a buffer that keeps its values to the end of a step: what the head reads, or features.
+    fn row(&self, buf: Buf, row: u32) -> &[f32] {
+        if row as usize >= self.max_rows || self.stages.is_empty() {
+            return &[];
+        }
+        let rows = self.buffers.rows[buf.0 as usize];
+        // SAFETY: a program with a stage has memory for `max_rows` rows of `width` values of what is asked for after it, zeroed at
+        // first, and only `forward` writes there, which this borrow excludes.
+        unsafe { std::slice::from_raw_parts(rows.row(row as usize), rows.width) }
+    }
+
     /// Position of every row, and whose it is.
     fn place(&mut self, batch: &Batch) {
         self.places.clear();

@@ -98,7 +98,7 @@ fn needed(program: &Program, from: usize, buf: Buf) -> bool {
             return false;
         }
     }
-    program.head.x == buf
+    program.head.x == buf || program.features == Some(buf)
 }
 
 impl Stage {
@@ -177,7 +177,7 @@ fn placed(order: &[usize], sizes: &[usize], together: &[Vec<bool>]) -> Layout {
 }
 
 /// Which buffers are needed at the same time as which; one that is needed at all, as itself. The logits are the last, and
-/// needed together with what the head reads, which may be asked for after them.
+/// needed together with what the head reads and with features, which may be asked for after them.
 fn together(program: &Program, stages: &[Stage], buffers: usize) -> Vec<Vec<bool>> {
     let mut together = vec![vec![false; buffers + 1]; buffers + 1];
     let mut live = vec![false; buffers + 1];
@@ -189,6 +189,8 @@ fn together(program: &Program, stages: &[Stage], buffers: usize) -> Vec<Vec<bool
         }
     };
     live[program.head.x.0 as usize] = true;
+    // Asked for after the logits, as what the head reads may be.
+    program.features.iter().for_each(|features| live[features.0 as usize] = true);
     live[buffers] = true;
     mark(&live);
     live[buffers] = false;

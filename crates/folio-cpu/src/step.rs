@@ -172,6 +172,21 @@ impl Step<'_> {
                 let [x, logits, out] = [x, logits, out].map(|buf| self.buf(buf));
                 self.experts(worker, Mixture { spec, x, logits, out, add }, claims);
             }
+            Op::Copy { x, out } => {
+                let (x, out) = (self.buf(x), self.buf(out));
+                for row in worker.share(self.rows(), 1) {
+                    // SAFETY: both rows are this worker's and `width` long, in buffers that differ.
+                    unsafe { std::ptr::copy_nonoverlapping(x.row(row).cast_const(), out.row(row), x.width) };
+                }
+            }
+            Op::Input { out } => {
+                let out = self.buf(out);
+                for row in worker.share(self.rows(), 1) {
+                    // SAFETY: the row is this worker's and `width` long.
+                    let to = unsafe { std::slice::from_raw_parts_mut(out.row(row), out.width) };
+                    to.copy_from_slice(&self.batch.features[row * out.width..][..out.width]);
+                }
+            }
             Op::Scale { x, by } => {
                 let x = self.buf(x);
                 for row in worker.share(self.rows(), 1) {

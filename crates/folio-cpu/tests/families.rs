@@ -4,9 +4,10 @@
 use folio_cpu::{CpuBackend, CpuOptions, Isa};
 use folio_model::Checkpoint;
 use folio_model::reference::ReferenceBackend;
+use folio_model::testing::eagle::{HEADS, check_head};
 use folio_model::testing::{
-    FIXTURES, QUANTIZED, Runner, check_fixture, check_stories, fixture, quantized, relative_difference,
-    test_data,
+    FIXTURES, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, check_stories, fixture, quantized,
+    relative_difference, test_data,
 };
 
 fn backend(isa: Option<Isa>) -> impl Fn() -> CpuBackend {
@@ -29,6 +30,16 @@ fn every_family_matches_transformers_with_the_widest_instruction_set() {
 #[test]
 fn every_family_matches_transformers_with_the_scalar_kernels() {
     check_all(Some(Isa::Scalar));
+}
+
+#[test]
+fn eagle_heads_compute_what_their_formulas_say() {
+    for isa in [None, Some(Isa::Scalar)] {
+        for name in HEADS {
+            let worst = check_head(name, backend(isa), LOGIT_TOLERANCE);
+            println!("{name}: within {worst:.1e}");
+        }
+    }
 }
 
 #[test]

@@ -80,6 +80,31 @@ scale_rows(const u32* meta, u32 count_word, u32 width, float by, float* full, u3
     clear_behind(half, width, half_stride);
 }
 
+// out = x
+extern "C" __global__ void __launch_bounds__(512)
+copy_rows(const u32* meta, u32 count_word, const float* x, u32 x_stride, u32 width, float* full, u32 full_stride, u16* half,
+          u32 half_stride) {
+    u32 row = blockIdx.x;
+    if (row >= meta[count_word]) return;
+    x += (u64)row * x_stride;
+    if (full) full += (u64)row * full_stride;
+    if (half) half += (u64)row * half_stride;
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) put(full, half, i, x[i]);
+    clear_behind(half, width, half_stride);
+}
+
+// out = the rows of f32 that lie in the metadata, one behind the other, where the header's word says.
+extern "C" __global__ void __launch_bounds__(512)
+input_rows(const u32* meta, u32 count_word, u32 at_word, u32 width, float* full, u32 full_stride, u16* half, u32 half_stride) {
+    u32 row = blockIdx.x;
+    if (row >= meta[count_word]) return;
+    const float* x = (const float*)(meta + meta[at_word]) + (u64)row * width;
+    if (full) full += (u64)row * full_stride;
+    if (half) half += (u64)row * half_stride;
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) put(full, half, i, x[i]);
+    clear_behind(half, width, half_stride);
+}
+
 // x = cap * tanh(x / cap)
 extern "C" __global__ void __launch_bounds__(512)
 softcap_rows(const u32* meta, u32 count_word, u32 width, float cap, float* x, u32 x_stride) {

@@ -26,7 +26,7 @@ use crate::kv::{DeviceBlocks, KvPool};
 use crate::launches::{Launches, Model};
 use crate::linear::{self, DeviceMatrix};
 use crate::machine::{self, Effort, Rates};
-use crate::planes::Meta;
+use crate::planes::{Meta, Planes};
 use crate::sample::{self, Needs, Sampling};
 use crate::step::{KeptTables, StepWords};
 use crate::tables::{DeviceTables, set_tables};
@@ -74,6 +74,7 @@ pub struct CudaBackend {
     records: Vec<u32>,
     /// Of the last batch.
     hidden_rows: Vec<u32>,
+    feature_rows: Vec<u32>,
     graphs: Graphs,
     use_graphs: bool,
 }
@@ -88,6 +89,7 @@ pub(crate) struct Vector {
 struct Answers {
     logits: HostId,
     hidden: HostId,
+    features: HostId,
 }
 
 impl CudaBackend {
@@ -123,6 +125,7 @@ impl CudaBackend {
             changed: None,
             records: Vec::new(),
             hidden_rows: Vec::new(),
+            feature_rows: Vec::new(),
             graphs: Graphs::default(),
             use_graphs: true,
         })
@@ -228,6 +231,8 @@ impl CudaBackend {
             max_logit_rows: model.max_logit_rows,
             max_position: model.max_position,
             vocabulary: model.vocabulary,
+            input_width: model.input_width,
+            has_features: model.program.features.is_some(),
             chosen,
             pools: &self.sizes,
             tables: &mut self.tables,
@@ -242,6 +247,7 @@ impl CudaBackend {
             self.pools[copy.group as usize].copy(&mut *self.driver, copy.from, copy.to)?;
         }
         self.hidden_rows.clone_from(&batch.hidden_rows);
+        self.feature_rows.clone_from(&batch.feature_rows);
         let moved = self.on_device.reserve(&mut *self.driver, self.tables.slots())?;
         let (host, device, block_tokens) = (&self.tables, &self.on_device, &self.block_tokens);
         let all = all || moved;
@@ -265,6 +271,21 @@ impl CudaBackend {
         let hidden = model.hidden_bytes(batch);
         if let (true, Some(rows)) = (hidden > 0, model.hidden.f32) {
             self.driver.download_async(rows, answers.hidden, 0, hidden)?;
+        }
+        self.fetch_features()
+    }
+
+    /// Begins to copy the wanted rows of features to the host, neighbours at once.
+    fn fetch_features(&mut self) -> Result<(), DriverError> {
+        let (Some(model), Some(answers)) = (&self.model, &self.answers) else { return Ok(()) };
+        let Some(Planes { f32: Some(at), f32_stride, .. }) = model.features() else { return Ok(()) };
+        let row = 4 * u64::from(*f32_stride);
+        let mut to = 0;
+        for rows in self.feature_rows.chunk_by(|row, next| row + 1 == *next) {
+            let from = DevicePtr(at.0 + u64::from(rows[0]) * row);
+            let bytes = rows.len() as u64 * row;
+            self.driver.download_async(from, answers.features, to, bytes)?;
+            to += bytes;
         }
         Ok(())
     }
@@ -366,7 +387,16 @@ impl Backend for CudaBackend {
     /// library's version and algorithm.
     fn numerics(&self) -> String {
         let mut text = format!("cuda kernels {NUMERICS} on sm_{}", self.driver.info().arch);
-        for (index, matrix) in self.matrices.iter().enumerate() {
+        // What a drafter reads decides nothing of K and V.
+        let features =
+            self.model.as_ref().and_then(|model| Some((model.program.features?, &model.program.body)));
+        let makes_features = |index: usize| {
+            features.is_some_and(|(features, body)| {
+                let makes = |op: &Op| matches!(op, Op::Linear { weight, out, .. } if *out == features && weight.0 as usize == index);
+                body.iter().any(makes)
+            })
+        };
+        for (index, matrix) in self.matrices.iter().enumerate().filter(|(index, _)| !makes_features(*index)) {
             if let Some(algorithm) = matrix.algorithm_of_a_library() {
                 text += &format!(", matrix {index} by {} {:x?}", self.library, algorithm.0);
             }
@@ -422,9 +452,11 @@ impl Backend for CudaBackend {
         let model =
             Model::new(&mut *self.driver, program, &self.matrices, (max_rows, max_logit_rows, max_position))?;
         let (vocab, hidden) = (model.program.head.vocab, model.hidden.f32_stride as usize);
+        let features = model.features().map_or(0, |features| features.f32_stride as usize);
         self.answers = Some(Answers {
             logits: self.driver.allocate_host(4 * (max_logit_rows * vocab) as u64).map_err(failed)?,
             hidden: self.driver.allocate_host(4 * (max_rows * hidden) as u64).map_err(failed)?,
+            features: self.driver.allocate_host(4 * (max_rows * features) as u64).map_err(failed)?,
         });
         self.model = Some(model);
         self.graphs.clear();
@@ -532,18 +564,17 @@ impl Backend for CudaBackend {
         &floats(self.driver.host_bytes(answers.hidden))[index * stride..][..width]
     }
 
+    fn features(&self, row: u32) -> &[f32] {
+        let features = self.model.as_ref().and_then(Model::features);
+        let (Some(features), Some(answers)) = (features, &self.answers) else { return &[] };
+        let Ok(index) = self.feature_rows.binary_search(&row) else { return &[] };
+        let (stride, width) = (features.f32_stride as usize, features.width as usize);
+        &floats(self.driver.host_bytes(answers.features))[index * stride..][..width]
+    }
+
     fn weight_bytes(&self) -> u64 {
         let matrices: u64 = self.matrices.iter().map(|matrix| matrix.bytes).sum();
         let vectors: usize = self.vectors.iter().map(|v| v.len.next_multiple_of(PAD) * 4).sum();
         matrices + vectors as u64
     }
-}
-
-/// Whether a program embeds from, or ends in, a table of fewer rows than its tokens can name.
-pub(crate) fn vocabulary(program: &Program, matrices: &[DeviceMatrix]) -> usize {
-    let tables = program.body.iter().filter_map(|op| match op {
-        Op::Embed { table, .. } => Some(matrices[table.0 as usize].rows),
-        _ => None,
-    });
-    tables.min().unwrap_or(usize::MAX)
 }

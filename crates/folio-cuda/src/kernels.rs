@@ -98,7 +98,15 @@ pub const MODULES: &[Module] = &[
 const ROWS: Module = Module {
     name: "rows",
     source: include_str!("../kernels/rows.cu"),
-    kernels: &["rms_norm", "add_rms_norm", "scale_rows", "softcap_rows", "gate_rows"],
+    kernels: &[
+        "rms_norm",
+        "add_rms_norm",
+        "scale_rows",
+        "copy_rows",
+        "input_rows",
+        "softcap_rows",
+        "gate_rows",
+    ],
 };
 
 const SAMPLE: Module = Module {

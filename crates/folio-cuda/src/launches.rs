@@ -8,7 +8,7 @@ use folio_model::program::{Activation, AttentionSpec, Buf, MatrixId, Op, Program
 
 use crate::attention::CHUNK;
 use crate::attention::{self, Attention, AttentionPlan, TileBounds};
-use crate::backend::{Vector, failed, vocabulary};
+use crate::backend::{Vector, failed};
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::experts::{self, Mixture};
 use crate::kv::{self, KvPool, KvWrite, Queries, RopeOnDevice};
@@ -31,6 +31,8 @@ pub(crate) struct Model {
     pub(crate) max_position: usize,
     /// Tokens there are.
     pub(crate) vocabulary: usize,
+    /// Values that a row is given beside its token.
+    pub(crate) input_width: usize,
     /// One per buffer of the program.
     buffers: Vec<Planes>,
     /// `[gate | up]` of the widest gated product.
@@ -133,7 +135,8 @@ impl Model {
             max_rows,
             max_logit_rows,
             max_position,
-            vocabulary: vocabulary(&program, matrices),
+            vocabulary: program.vocabulary(|table| matrices[table.0 as usize].rows),
+            input_width: program.input_width(),
             buffers,
             gate_up,
             mixture,
@@ -202,6 +205,11 @@ impl Model {
         (4 * batch.hidden_rows.len() * self.hidden.f32_stride as usize) as u64
     }
 
+    /// Where features lie, if there are any: in the f32 plane.
+    pub(crate) fn features(&self) -> Option<&Planes> {
+        self.program.features.map(|features| self.planes(features))
+    }
+
     fn planes(&self, buf: Buf) -> &Planes {
         &self.buffers[buf.0 as usize]
     }
@@ -257,6 +265,8 @@ impl Launches<'_> {
                 rows::add_norm(self.driver, meta, rows, model.planes(x), norm, model.planes(out))
             }
             Op::Scale { x, by } => rows::scale(self.driver, meta, rows, model.planes(x), by),
+            Op::Copy { x, out } => rows::copy(self.driver, meta, rows, model.planes(x), model.planes(out)),
+            Op::Input { out } => rows::input(self.driver, meta, rows, model.planes(out)),
             Op::Linear { x, weight, bias, out, add } => {
                 let out = model.planes(out);
                 let out = Output { at: out.f32.unwrap_or_default(), stride: out.f32_stride, add };

@@ -49,6 +49,8 @@ pub mod word {
     pub const AT_HIDDEN_ROWS: u32 = 14;
     pub const AT_TILES: u32 = 15;
     pub const AT_EDITS: u32 = 16;
+    /// What rows are given beside their tokens, f32.
+    pub const AT_FEATURES: u32 = 17;
     /// Words of the header.
     pub const HEADER: usize = 32;
     /// Words of a span: first row, rows, first position, address of its slot of block tables (low, high), three of nothing.

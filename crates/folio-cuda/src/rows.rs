@@ -89,6 +89,20 @@ pub fn scale(driver: &mut dyn Driver, meta: Meta, rows: RowBound, x: &Planes, by
     launch(driver, "scale_rows", rows, x.width, &[&head, &planes(x)])
 }
 
+/// `out = x`, from the f32 plane into those that `out` has.
+pub fn copy(driver: &mut dyn Driver, meta: Meta, rows: RowBound, x: &Planes, out: &Planes) -> Result {
+    let head = [Arg::Ptr(meta.0), Arg::U32(rows.count_word)];
+    let middle = [full(x), Arg::U32(x.f32_stride), Arg::U32(x.width)];
+    launch(driver, "copy_rows", rows, x.width, &[&head, &middle, &planes(out)])
+}
+
+/// `out` = the features of the step ([`word::AT_FEATURES`]), into the planes that it has.
+pub fn input(driver: &mut dyn Driver, meta: Meta, rows: RowBound, out: &Planes) -> Result {
+    let head =
+        [Arg::Ptr(meta.0), Arg::U32(rows.count_word), Arg::U32(word::AT_FEATURES), Arg::U32(out.width)];
+    launch(driver, "input_rows", rows, out.width, &[&head, &planes(out)])
+}
+
 /// `out = activation(gate, up)`: `gate_up` has rows `[gate | up]` in its f32 plane, each as wide as `out`.
 pub fn gate(
     driver: &mut dyn Driver,

@@ -28,7 +28,9 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
     for op in &program.body {
         match *op {
             Op::Embed { out, .. } => read(out, true),
-            Op::RmsNorm { x, .. } | Op::Scale { x, .. } => read(x, true),
+            Op::RmsNorm { x, .. } | Op::Scale { x, .. } | Op::Copy { x, .. } => read(x, true),
+            // What reads it decides.
+            Op::Input { .. } => {}
             Op::AddRmsNorm { x, out, .. } => {
                 read(x, true);
                 read(out, true);
@@ -48,6 +50,7 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
         }
     }
     read(program.head.x, true);
+    program.features.iter().for_each(|features| read(*features, true));
     needs
 }
 

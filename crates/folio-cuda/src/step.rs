@@ -110,6 +110,8 @@ impl StepWords {
         words.extend_from_slice(&batch.logit_rows);
         put(word::AT_HIDDEN_ROWS, words.len());
         words.extend_from_slice(&batch.hidden_rows);
+        put(word::AT_FEATURES, words.len());
+        words.extend(batch.features.iter().map(|value| value.to_bits()));
         put(word::AT_SLOTS, words.len());
         for (group, &block_tokens) in tables.block_tokens.iter().enumerate() {
             for span in &batch.spans {
@@ -224,6 +226,7 @@ mod tests {
             spans: vec![span(0, 20, 4, 0), span(20, 1, 300, 2)],
             logit_rows: vec![19, 20],
             hidden_rows: vec![3],
+            features: (0..42).map(|value| value as f32 / 4.0).collect(),
             ..Batch::default()
         };
         batch.edit_table(0, 0, 0, [5, 6, 7]);
@@ -261,6 +264,8 @@ mod tests {
         }
         assert_eq!(words[at(words, word::AT_LOGIT_ROWS)..][..2], [19, 20]);
         assert_eq!(words[at(words, word::AT_HIDDEN_ROWS)], 3);
+        let features = words[at(words, word::AT_FEATURES)..][..42].iter().map(|word| f32::from_bits(*word));
+        assert!(features.eq(batch.features.iter().copied()));
     }
 
     #[test]

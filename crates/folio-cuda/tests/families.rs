@@ -9,9 +9,10 @@ use folio_emulator::{Order, device};
 use folio_model::Checkpoint;
 use folio_model::backend::DType;
 use folio_model::reference::ReferenceBackend;
+use folio_model::testing::eagle::{HEADS, check_head};
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{
-    FIXTURES, QUANTIZED, Runner, check_fixture, fixture, quantized, relative_difference,
+    FIXTURES, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture, quantized, relative_difference,
 };
 
 fn backend() -> CudaBackend {
@@ -32,6 +33,17 @@ fn every_family_matches_transformers_where_nothing_is_rounded() {
         let parity = check_fixture(&fixture(name), floats);
         assert!(parity.vectors > 0, "{name} expects no vectors");
         println!("{name}: logits within {:.1e}, {} greedy tokens equal", parity.worst, parity.greedy_tokens);
+    }
+}
+
+#[test]
+fn eagle_heads_compute_what_their_formulas_say() {
+    if !folio_emulator::available() {
+        return;
+    }
+    for name in HEADS {
+        let worst = check_head(name, floats, LOGIT_TOLERANCE);
+        println!("{name}: within {worst:.1e}");
     }
 }
 

@@ -9,8 +9,13 @@
 //! Communication and Drafter-Invariant Speculative Decoding*, 2024). So at temperature 0 it is greedy, and above it its draws are
 //! right about as often as two distributions agree. Penalties and guides it does not see.
 //!
+//! A drafter that reads the model's features ([`Reads::Features`]) gets those of the position before each token: the model's, which are
+//! kept here by table slot from the step that computed them until the drafter has, and behind them its own ([`features`]).
+//!
 //! Its KV is one group of the cache, the last of a plan, and optional. Blocks of it that are to be copied are copied before it computes
 //! next: nobody else reads or writes them.
+
+mod features;
 
 use folio_kv::BlockCopy;
 
@@ -18,6 +23,7 @@ use crate::plan::{
     DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
     StepOutput, StepPlan, TableChange, Want,
 };
+use features::Features;
 
 /// See the module documentation.
 pub struct DraftingExecutor<M, D> {
@@ -27,17 +33,26 @@ pub struct DraftingExecutor<M, D> {
     vocab: u32,
     /// Its pass, and which of the step's sequences each entry is of.
     pass: StepPlan,
-    of: Vec<usize>,
+    of: Vec<Of>,
     /// Entries by table slot, kept for their memory and for the block tables that the drafter knows.
     entries: Vec<Option<Box<SequencePlan>>>,
     /// Of the step being begun, by place.
     drafts: Vec<u32>,
+    features: Features,
     /// It failed and is not asked any more.
     broken: bool,
 }
 
+/// Whose an entry of a pass is: a sequence of the step; and which of the features that the pass gave are its.
+#[derive(Clone, Copy)]
+struct Of {
+    sequence: usize,
+    features: usize,
+}
+
 impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
-    /// `model` has the cache groups before `as_drafter.group` ([`crate::ModelExecutor::with_groups`]). `drafter` has one, whose blocks are those of group `as_drafter.group`, and `vocab` tokens; what is unknown to it is token 0.
+    /// `model` has the cache groups before `as_drafter.group` ([`crate::ModelExecutor::with_groups`]), and gives features where the drafter
+    /// reads them. `drafter` has one, whose blocks are those of group `as_drafter.group`, and `vocab` tokens; what is unknown to it is token 0.
     pub fn new(model: M, drafter: D, as_drafter: DrafterModel, vocab: u32) -> Self {
         Self {
             model,
@@ -48,6 +63,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             of: Vec::new(),
             entries: Vec::new(),
             drafts: Vec::new(),
+            features: Features::new(as_drafter.reads),
             broken: false,
         }
     }
@@ -62,12 +78,16 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
         let mut proposed = 0;
         while !self.pass.sequences.is_empty() {
             self.pass.step += 1;
-            let mut samples = self.drafter.execute(&self.pass)?.samples.iter();
+            let output = self.drafter.execute(&self.pass)?;
+            let (mut samples, mut given) = (output.samples.iter(), 0);
+            self.features.passed(&output.features);
             self.pass.copies.clear();
-            for (entry, index) in self.pass.sequences.iter_mut().zip(&self.of) {
+            for (entry, of) in self.pass.sequences.iter_mut().zip(&mut self.of) {
                 (entry.since, entry.first_position) = (self.pass.step, entry.end());
                 entry.changes.clear();
-                let sequence = &plan.sequences[*index];
+                of.features = given;
+                given += entry.features as usize;
+                let sequence = &plan.sequences[of.sequence];
                 if sequence.drafter.drafts > proposed {
                     let draft = match samples.next() {
                         Some(Sampled::Token { id, .. }) => *id,
@@ -75,10 +95,13 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
                     };
                     self.drafts[(sequence.drafter.first_place + proposed) as usize] = draft;
                     go_on(entry, draft, sequence, proposed as usize + 1);
+                    entry.features = self.features.wanted(sequence.drafter.drafts, proposed + 1);
                 }
             }
             proposed += 1;
             self.keep(plan, proposed);
+            let own = self.of.iter().map(|of| of.features);
+            self.features.feed_own(own, &mut self.pass.features);
         }
         Ok(())
     }
@@ -88,6 +111,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
         let places: u32 = plan.sequences.iter().map(|sequence| sequence.drafter.drafts).sum();
         self.drafts.clear();
         self.drafts.resize(places as usize, 0);
+        self.pass.features.clear();
         let own = plan.copies.iter().filter(|copy| copy.group as usize == self.as_drafter.group);
         self.pass.copies.extend(own.map(|copy| BlockCopy { group: 0, ..*copy }));
     }
@@ -110,14 +134,16 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             entry.block_tables.iter_mut().for_each(Vec::clear);
         }
         entry.block_tables.resize_with(1, Vec::new);
-        let (known, new) = (&mut entry.block_tables[0], &sequence.block_tables[self.as_drafter.group]);
+        let before = sequence.drafter.context / self.as_drafter.block_tokens;
+        let new = &sequence.block_tables[self.as_drafter.group][before as usize..];
+        let known = &mut entry.block_tables[0];
         // Whatever was before a drafter's place in a table may have given way to a block of equal content.
         let same = known.iter().zip(new).take_while(|(known, new)| known == new).count();
         known.truncate(same);
         known.extend_from_slice(&new[same..]);
         entry.changes.clear();
         entry.changes.push(TableChange { from: same as u32, ..TableChange::default() });
-        entry.first_position = sequence.drafter.first_position;
+        entry.first_position = sequence.drafter.first_position - sequence.drafter.context;
         entry.tokens.clear();
         let unknown = |token: u32| if token < self.vocab { token } else { 0 };
         entry.tokens.extend(sequence.drafter.tokens.iter().copied().map(unknown));
@@ -126,15 +152,17 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             let row = entry.tokens.len() as u32 - 1;
             entry.samples.extend(sample(row, sequence, 0));
         }
+        entry.features = self.features.wanted(sequence.drafter.drafts, 0);
+        self.features.feed(sequence, &mut self.pass.features);
         self.pass.sequences.push(entry);
-        self.of.push(index);
+        self.of.push(Of { sequence: index, features: 0 });
     }
 
     /// Entries of which the next pass computes nothing go back to where they are kept.
     fn keep(&mut self, plan: &StepPlan, proposed: u32) {
         let mut at = 0;
-        while let Some(index) = self.of.get(at) {
-            if plan.sequences[*index].drafter.drafts > proposed {
+        while let Some(of) = self.of.get(at) {
+            if plan.sequences[of.sequence].drafter.drafts > proposed {
                 at += 1;
                 continue;
             }
@@ -163,6 +191,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
         self.broken = true;
         self.pass = StepPlan::default();
         self.of.clear();
+        self.features.clear();
     }
 }
 
@@ -187,11 +216,19 @@ impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
             self.give_up(&error);
         }
         self.tell_guides(plan);
-        self.model.begin_with_drafts(plan, &self.drafts)
+        self.model.begin_with_drafts(plan, &self.drafts)?;
+        self.features.begun(plan);
+        Ok(())
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        self.model.finish()
+        let step = self.features.oldest();
+        let output = self.model.finish()?;
+        if !self.broken {
+            self.features.put(&step, &output.features);
+        }
+        self.features.recycle(step);
+        Ok(output)
     }
 }
 

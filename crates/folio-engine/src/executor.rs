@@ -12,6 +12,9 @@
 //! then it is split, between sequences where possible and within a sequence where not. Splitting changes no bit, because
 //! rows do not depend on which batch they are in.
 //!
+//! Features of rows, where a plan wants them, come with the step's answers, so such a step is not left to the backend. A model that can say some
+//! of another's tokens only ([`ModelExecutor::with_token_ids`]) is sampled here, from logits in which the others' are impossible.
+//!
 //! The backend keeps block tables from step to step, and is told what of them changed. A plan has them whole and says what changed
 //! since which step; where that is not what the backend has (a step failed, or was never begun) it is told everything.
 //!
@@ -20,6 +23,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use folio_model::backend::{Backend, Batch, BlockCopy, PLACEHOLDER, Span};
 use folio_model::sampling::Outcome;
@@ -58,6 +62,18 @@ pub struct ModelExecutor {
     groups: usize,
     /// What the drafts are that the plan being begun names by place.
     drafts: Vec<u32>,
+    /// Rows of the plan that were added so far, and the features that each is given.
+    rows: usize,
+    width: usize,
+    some_tokens: Option<SomeTokens>,
+}
+
+/// A model that says some of the tokens.
+struct SomeTokens {
+    /// Of each value in a row of logits.
+    ids: Arc<[u32]>,
+    /// A row of logits of all tokens; of those that it cannot say, minus infinity.
+    logits: Vec<f32>,
 }
 
 /// A step that was begun and not finished.
@@ -111,7 +127,16 @@ impl ModelExecutor {
             spare: Vec::with_capacity(2),
             groups: usize::MAX,
             drafts: Vec::new(),
+            rows: 0,
+            width: 0,
+            some_tokens: None,
         }
+    }
+
+    /// Its logits are of these tokens, of `vocab` there are. Each is below that.
+    pub fn with_token_ids(mut self, ids: Arc<[u32]>, vocab: usize) -> Self {
+        self.some_tokens = Some(SomeTokens { ids, logits: vec![f32::NEG_INFINITY; vocab] });
+        self
     }
 
     /// Of the cache groups of a plan it has so many, the first; the others are somebody else's.
@@ -125,7 +150,8 @@ impl ModelExecutor {
     }
 
     /// Adds rows `first..` of a sequence, as many as fit. Returns the row after the last that was added.
-    fn add(&mut self, index: usize, plan: &SequencePlan, first: usize, samples: &mut usize) -> usize {
+    fn add(&mut self, step: &StepPlan, index: usize, first: usize, samples: &mut usize) -> usize {
+        let plan = &*step.sequences[index];
         let mut last = plan.tokens.len().min(first + self.max_rows - self.batch.tokens.len());
         let base = self.batch.tokens.len();
         if let Some(sample) = plan.samples.get(*samples)
@@ -165,6 +191,11 @@ impl ModelExecutor {
                 let token = self.token(plan, *token);
                 self.batch.tokens.push(token);
             }
+            let given = self.rows * self.width..(self.rows + last - first) * self.width;
+            self.batch.features.extend_from_slice(&step.features[given]);
+            self.rows += last - first;
+            let wanted = (plan.tokens.len() - plan.features as usize).max(first)..last;
+            self.batch.feature_rows.extend(wanted.map(|row| (base + row - first) as u32));
         }
         last
     }
@@ -235,9 +266,8 @@ impl ModelExecutor {
 
     /// Begins the batch on a backend that answers all of it and needs the plan no more. `None`: this is no such batch.
     fn leave_to_backend(&mut self, plan: &StepPlan) -> Result<Option<usize>, ExecutorError> {
-        let Some(most) = self.backend.samples().filter(|_| self.batch.hidden_rows.is_empty()) else {
-            return Ok(None);
-        };
+        let answered = self.batch.hidden_rows.is_empty() && self.batch.feature_rows.is_empty();
+        let Some(most) = self.samples().filter(|_| answered) else { return Ok(None) };
         if !ask(plan, &self.served, most, &mut self.asked) {
             return Ok(None);
         }
@@ -281,9 +311,21 @@ impl ModelExecutor {
         }
     }
 
+    /// What the backend samples, if it can sample for this model.
+    fn samples(&self) -> Option<u32> {
+        self.backend.samples().filter(|_| self.some_tokens.is_none())
+    }
+
     /// An empty batch with what is to be copied.
     fn prepare(&mut self, plan: &StepPlan) {
         self.batch.clear_rows();
+        self.rows = 0;
+        self.width = match plan.features.len() {
+            0 => 0,
+            values => {
+                values / plan.sequences.iter().map(|sequence| sequence.tokens.len()).sum::<usize>().max(1)
+            }
+        };
         self.served.clear();
         self.sum = None;
         self.step = plan.step;
@@ -298,12 +340,12 @@ impl ModelExecutor {
 
     /// Begins the step on a device that chooses all its tokens in one pass. `None`: it is no such step, or this is no such device.
     fn begin_on_device(&mut self, plan: &StepPlan) -> Result<Option<Begun>, ExecutorError> {
-        if self.backend.samples().is_none() {
+        if self.samples().is_none() {
             return Ok(None);
         }
         self.prepare(plan);
         for (index, sequence) in plan.sequences.iter().enumerate() {
-            if self.add(index, sequence, 0, &mut 0) < sequence.tokens.len() {
+            if self.add(plan, index, 0, &mut 0) < sequence.tokens.len() {
                 return Ok(None);
             }
         }
@@ -311,6 +353,7 @@ impl ModelExecutor {
         self.batch.clear();
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
+        output.features.clear();
         output.drafts.clone_from(&self.drafts);
         Ok(Some(Begun { step: plan.step, rows: Some(rows), output, failed: None }))
     }
@@ -320,10 +363,11 @@ impl ModelExecutor {
         self.drain();
         self.prepare(plan);
         self.output.samples.clear();
+        self.output.features.clear();
         for (index, sequence) in plan.sequences.iter().enumerate() {
             let (mut row, mut samples) = (0, 0);
             loop {
-                row = self.add(index, sequence, row, &mut samples);
+                row = self.add(plan, index, row, &mut samples);
                 if row == sequence.tokens.len() {
                     break;
                 }
@@ -340,9 +384,12 @@ impl ModelExecutor {
     /// Computes the batch and answers what it serves.
     fn flush(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let answered = self.output.samples.len();
-        match self.backend.samples() {
+        match self.samples() {
             Some(most) if ask(plan, &self.served, most, &mut self.asked) => self.sample_on_device(plan)?,
             _ => self.sample_here(plan)?,
+        }
+        for row in &self.batch.feature_rows {
+            self.output.features.extend_from_slice(self.backend.features(*row));
         }
         if !self.batch.hidden_rows.is_empty() {
             self.answer_hidden(plan, answered);
@@ -411,7 +458,11 @@ impl ModelExecutor {
                 self.output.samples.extend(samples.iter().map(|_| Sampled::Hidden(Vec::new())));
                 continue;
             }
-            let row = rows.next().unwrap_or_default();
+            let mut row = rows.next().unwrap_or_default();
+            if let Some(SomeTokens { ids, logits }) = &mut self.some_tokens {
+                ids.iter().zip(row).for_each(|(id, logit)| logits[*id as usize] = *logit);
+                row = logits;
+            }
             for sample in samples {
                 self.output.samples.push(match &sample.want {
                     Want::Token(spec) => {
@@ -491,7 +542,7 @@ fn not_numbers() -> Sampled {
 
 impl Executor for ModelExecutor {
     fn depth(&self) -> usize {
-        if self.backend.samples().is_some() { 2 } else { 1 }
+        if self.samples().is_some() { 2 } else { 1 }
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {

@@ -43,7 +43,7 @@ pub use feed::EventFeed;
 pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};
 pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
-pub use plan::{DrafterModel, Executor, StepOutput, StepPlan};
+pub use plan::{DrafterModel, Executor, Reads, StepOutput, StepPlan};
 pub use request::{
     AdapterId, CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId,
     SamplingParams,

@@ -32,6 +32,8 @@ pub struct StepPlan {
     pub step: u64,
     pub copies: Vec<BlockCopy>,
     pub sequences: Vec<Box<SequencePlan>>,
+    /// `[rows, width]`: what each row is given beside its token, in order, of a model that takes that: a drafter which reads another's features.
+    pub features: Vec<f32>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +51,8 @@ pub struct SequencePlan {
     pub drafts: u32,
     /// What a drafter that is a model computes of it before.
     pub drafter: DraftPlan,
+    /// The features of its last so many rows are wanted ([`StepOutput::features`]).
+    pub features: u32,
     /// The rows of the last so many tokens may be taken back: the drafts', and that whose mask may be late.
     pub tentative: u32,
     /// One table per cache group, group 0 first. They cover `first_position + tokens.len()` positions; in a window group `HOLE` stands
@@ -71,8 +75,11 @@ pub struct SequencePlan {
 /// of them the drafts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DraftPlan {
-    /// Absolute position of `tokens[0]`. Without tokens there is nothing to compute.
+    /// Position of `tokens[0]` in the drafter's KV: where it stands in the sequence, or one before that for a drafter that reads features
+    /// ([`DrafterModel::reads`]), which are those of this position. Without tokens there is nothing to compute.
     pub first_position: u32,
+    /// It sees nothing before this position, the first of a block: what was there is not known. 0 unless it reads features.
+    pub context: u32,
     pub tokens: SmallVec<[u32; 2]>,
     /// Drafts to propose, named in [`SequencePlan::tokens`] from this place of the step on.
     pub drafts: u32,
@@ -128,6 +135,7 @@ impl SequencePlan {
             follows: None,
             drafts: 0,
             drafter: DraftPlan::default(),
+            features: 0,
             tentative: 0,
             block_tables: Vec::new(),
             table_slot: 0,
@@ -241,6 +249,8 @@ pub struct StepOutput {
     pub samples: Vec<Sampled>,
     /// What the drafts were that the plan names by place.
     pub drafts: Vec<u32>,
+    /// `[rows, width]`: those that the plan wants ([`SequencePlan::features`]), in order.
+    pub features: Vec<f32>,
 }
 
 /// The answer to one [`SamplePlan`].
@@ -333,8 +343,31 @@ impl<E: Executor + ?Sized> Executor for &mut E {
 pub struct DrafterModel {
     /// The cache group of its KV, which is optional.
     pub group: usize,
+    /// Tokens of a block there.
+    pub block_tokens: u32,
     /// Most positions of a sequence that it can compute.
     pub positions: u32,
+    pub reads: Reads,
+}
+
+/// What a drafter that is a model reads of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reads {
+    /// Its tokens.
+    #[default]
+    Tokens,
+    /// Also the model's features of the position before each token, so many values (EAGLE-3). Where the model computed nothing they are zeros.
+    Features { width: usize },
+}
+
+impl Reads {
+    /// How far behind a token's position the drafter's row of it lies, which is that of what it reads last.
+    pub fn lag(self) -> u32 {
+        match self {
+            Self::Tokens => 0,
+            Self::Features { .. } => 1,
+        }
+    }
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

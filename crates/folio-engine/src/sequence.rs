@@ -181,6 +181,9 @@ pub(crate) struct Running {
     /// it lacks.
     pub drafter_computed: u32,
     pub drafter_lags: bool,
+    /// See [`crate::plan::DraftPlan::context`]; and the first position whose features are kept for it.
+    pub drafter_context: u32,
+    pub features_from: u32,
     /// Blocks `announced.0 .. announced.1` are registered as being computed by this sequence.
     pub announced: (u32, u32),
 }
@@ -213,6 +216,8 @@ impl Running {
             scheduled: table.computed(),
             drafter_computed: table.written(),
             drafter_lags: false,
+            drafter_context: 0,
+            features_from: 0,
             table,
             pending: 0,
             placeholder: Placeholder::default(),

@@ -197,7 +197,7 @@ pub struct BlockCopy {
 pub const PLACEHOLDER: u32 = 1 << 31;
 
 /// One step's work. Flat vectors, reused between steps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token id of each row, or [`PLACEHOLDER`].
     pub tokens: Vec<u32>,
@@ -211,6 +211,10 @@ pub struct Batch {
     pub logit_rows: Vec<u32>,
     /// Rows whose hidden state after the final norm is wanted, ascending; see [`Backend::hidden`].
     pub hidden_rows: Vec<u32>,
+    /// Rows whose features are wanted, ascending; see [`Backend::features`].
+    pub feature_rows: Vec<u32>,
+    /// `[rows, width]`: what each row is given beside its token, of a program that takes that ([`Program::input_width`]).
+    pub features: Vec<f32>,
     /// Performed before anything else, in list order.
     pub copies: Vec<BlockCopy>,
 }
@@ -237,6 +241,8 @@ impl Batch {
         self.spans.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
+        self.feature_rows.clear();
+        self.features.clear();
         self.copies.clear();
     }
 }
@@ -348,6 +354,12 @@ pub trait Backend: Send {
     /// The hidden state after the final norm, `[hidden]`, of row `row` of the last batch, whose step is finished, which was one of its
     /// `hidden_rows`. Of any other row it is anything.
     fn hidden(&self, row: u32) -> &[f32];
+
+    /// What [`Program::features`] holds of row `row` of the last batch, whose step is finished, which was one of its `feature_rows`. Of any
+    /// other row, and of one of its `hidden_rows` where both are one buffer, it is anything.
+    fn features(&self, _row: u32) -> &[f32] {
+        &[]
+    }
 
     /// Bytes held for weights, for the accounting printed at start.
     fn weight_bytes(&self) -> u64;

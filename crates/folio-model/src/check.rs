@@ -77,6 +77,12 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             self.op(op).map_err(|reason| shape_error(&format!("operation {i} ({op:?})"), &[], reason))?;
         }
         self.head().map_err(|reason| shape_error("the output head", &[], reason))?;
+        if let Some(features) = self.program.features {
+            self.width(features).map_err(|reason| shape_error("the features", &[], reason))?;
+        }
+        if self.program.body.iter().filter(|op| matches!(op, Op::Input { .. })).count() > 1 {
+            return Err(shape_error("the features", &[], "rows are given them in two places"));
+        }
         self.specs().map_err(|reason| shape_error("attention", &[], reason))
     }
 
@@ -126,6 +132,13 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             }
             Op::Experts { x, logits, spec, out, .. } => self.experts(x, logits, spec, out),
             Op::Scale { x, .. } => self.width(x).map(|_| ()),
+            Op::Input { out } => self.width(out).map(|_| ()),
+            Op::Copy { x, out } => {
+                if x == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                same("the output's width", self.width(out)?, self.width(x)?)
+            }
             Op::AddRmsNorm { x, weight, out, .. } => {
                 self.vector(weight, self.width(x)?)?;
                 if x == out {
@@ -313,8 +326,12 @@ pub struct BatchCheck<'a> {
     pub max_rows: usize,
     pub max_logit_rows: usize,
     pub max_position: usize,
-    /// Rows of the smallest embedding table.
+    /// [`Program::vocabulary`].
     pub vocabulary: usize,
+    /// [`Program::input_width`].
+    pub input_width: usize,
+    /// The program has features to give.
+    pub has_features: bool,
     /// Rows that the step begun before chooses a token for, which this batch may name; 0 on a device that does not sample.
     pub chosen: usize,
     pub pools: &'a [PoolSize],
@@ -353,7 +370,19 @@ impl BatchCheck<'_> {
         if batch.logit_rows.len() > self.max_logit_rows {
             return Err(format!("{} rows of logits exceed {}", batch.logit_rows.len(), self.max_logit_rows));
         }
-        for (what, wanted) in [("logits", &batch.logit_rows), ("hidden states", &batch.hidden_rows)] {
+        if batch.features.len() != rows * self.input_width {
+            let (given, width) = (batch.features.len(), self.input_width);
+            return Err(format!("{given} features for {rows} rows, each of which takes {width}"));
+        }
+        if !batch.feature_rows.is_empty() && !self.has_features {
+            return Err("features are wanted, and the program has none".to_owned());
+        }
+        let wanted = [
+            ("logits", &batch.logit_rows),
+            ("hidden states", &batch.hidden_rows),
+            ("features", &batch.feature_rows),
+        ];
+        for (what, wanted) in wanted {
             if !wanted.is_sorted_by(|a, b| a < b) {
                 return Err(format!("rows of {what} are not ascending"));
             }

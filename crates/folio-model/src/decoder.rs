@@ -66,6 +66,24 @@ pub struct Layer<M, V> {
     pub mlp_post_norm: Option<V>,
 }
 
+/// What a decoder gives a drafter of each row: the sum of one product for each layer that is tapped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taps {
+    /// Values of a row's features: rows of every matrix.
+    pub width: usize,
+    pub of: Vec<Tap>,
+}
+
+/// `matrix . x`, or `matrix . norm(x)`, of the residual stream `x` before layer `before`; behind the last layer, where that is their
+/// number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tap {
+    pub before: usize,
+    /// Weight and epsilon.
+    pub norm: Option<(VectorId, f32)>,
+    pub matrix: MatrixId,
+}
+
 /// What a checkpoint of this configuration must hold.
 pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
     let (hidden, vocab) = (config.hidden, config.vocab);
@@ -302,12 +320,14 @@ fn rounded(value: f64, encoding: Encoding) -> f32 {
     }
 }
 
-/// The decoder as data, for sequences of at most `max_model_len` tokens. `encoding` is that of most weights.
+/// The decoder as data, for sequences of at most `max_model_len` tokens. `encoding` is that of most weights. Without taps there are no
+/// operations but the decoder's.
 pub fn program(
     config: &Config,
     weights: &Weights<MatrixId, VectorId>,
     max_model_len: usize,
     encoding: Encoding,
+    taps: Option<&Taps>,
 ) -> Program {
     let mut program = Program::default();
     let mut buffer = |width: usize| {
@@ -322,6 +342,7 @@ pub fn program(
     let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
     // Of the output of a block that has a norm behind it.
     let branch = config.family.post_norms.then(|| buffer(config.hidden));
+    let tapped = taps.map(|taps| (taps, [buffer(config.hidden), buffer(taps.width)]));
     program.ropes.push(config.rope.table(max_model_len));
     program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
 
@@ -330,6 +351,7 @@ pub fn program(
     program.body.extend(config.embedding_scale.map(|by| Op::Scale { x, by: rounded(by, encoding) }));
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
+        tap(&mut program, index, x, tapped);
         let group = groups[index];
         program.attention.push(AttentionSpec {
             group: group as u32,
@@ -378,6 +400,7 @@ pub fn program(
             x,
         );
     }
+    tap(&mut program, weights.layers.len(), x, tapped);
     program.head = Head {
         x,
         norm: weights.norm,
@@ -387,6 +410,20 @@ pub fn program(
         softcap: config.logit_softcap,
     };
     program
+}
+
+/// What is tapped of `x` before layer `index`. The buffers are of the width of `x`, and the features.
+fn tap(program: &mut Program, index: usize, x: Buf, tapped: Option<(&Taps, [Buf; 2])>) {
+    let Some((taps, [own, features])) = tapped else { return };
+    for tap in taps.of.iter().filter(|tap| tap.before == index) {
+        let add = program.features.replace(features).is_some();
+        program.body.push(match tap.norm {
+            Some((weight, eps)) => Op::RmsNorm { x, weight, eps, out: own },
+            // A device may need it in another form than that in which it is added to.
+            None => Op::Copy { x, out: own },
+        });
+        program.body.push(Op::Linear { x: own, weight: tap.matrix, bias: None, out: features, add });
+    }
 }
 
 /// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.

@@ -11,6 +11,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod decoder;
 pub mod dummy;
+pub mod eagle;
 mod error;
 pub mod family;
 pub mod hub;

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Tensor, Values};
 use crate::config::Config;
-use crate::decoder::{Load, WeightSpec, kv_layout, program, weight_specs};
+use crate::decoder::{Load, WeightSpec, Weights, kv_layout, program, weight_specs};
 use crate::dummy::Dummy;
+use crate::eagle::Head;
 use crate::error::{ModelError, Result};
 use crate::kv_format::KvFormats;
 use crate::packed::Ids;
@@ -28,6 +29,8 @@ pub struct LoadOptions<'a> {
     pub max_model_len: Option<usize>,
     pub kv_formats: KvFormats,
     pub block_tokens: usize,
+    /// A drafter for which the model is to give features of its rows ([`Backend::features`]).
+    pub taps: Option<&'a Head>,
     /// Called before the first weight and after each.
     pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
 }
@@ -36,6 +39,21 @@ impl LoadOptions<'_> {
     fn kv_layout(&self, checkpoint: &Checkpoint, max_model_len: usize) -> Result<KvLayout> {
         kv_layout(checkpoint.config(), &self.kv_formats, self.block_tokens, max_model_len)
             .map_err(|problem| ModelError::KvLayout { place: checkpoint.location(), problem })
+    }
+
+    /// Gives a backend that has the weights its program, and before that what is tapped.
+    fn finish(
+        &self,
+        config: &Config,
+        backend: &mut dyn Backend,
+        weights: &Weights<MatrixId, VectorId>,
+        encoding: Encoding,
+        max_model_len: usize,
+    ) -> Result<()> {
+        let taps = self.taps.map(|head| head.load_taps(backend)).transpose()?;
+        let program = program(config, weights, max_model_len, encoding, taps.as_ref());
+        backend.load_program(program, self.max_rows, self.max_logit_rows, max_model_len)?;
+        Ok(())
     }
 }
 
@@ -79,12 +97,20 @@ pub struct LoadedModel {
 pub struct Model;
 
 impl Model {
+    /// Matrices and vectors that a model of this configuration is loaded as. They come first; what is tapped comes behind them.
+    pub fn weights_of(config: &Config) -> (usize, usize) {
+        let mut ids = Ids::default();
+        let named = weight_specs(config).try_map(&mut ids);
+        debug_assert!(named.is_ok(), "names cannot be missing");
+        (ids.matrices as usize, ids.vectors as usize)
+    }
+
     /// Checks every tensor, packs them into `backend` and gives it the program. The KV cache is left to the caller
     /// ([`Backend::allocate_cache`] with [`LoadedModel::kv_layout`]).
     pub fn load(
         checkpoint: &Checkpoint,
         backend: &mut dyn Backend,
-        options: LoadOptions<'_>,
+        mut options: LoadOptions<'_>,
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
         let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
@@ -98,15 +124,14 @@ impl Model {
             checkpoint,
             backend: &mut *backend,
             digest: checkpoint.start_digest(max_model_len),
-            progress: options.progress.unwrap_or(&mut ignore),
+            progress: options.progress.take().unwrap_or(&mut ignore),
             done_bytes: 0,
             total_bytes: census.bytes,
         };
         loading.report("");
         let weights = specs.try_map(&mut loading)?;
         let digest = loading.digest;
-        let program = program(config, &weights, max_model_len, census.encoding);
-        backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
+        options.finish(config, backend, &weights, census.encoding, max_model_len)?;
         Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (census.parameters, census.encoding)))
     }
 
@@ -126,8 +151,7 @@ impl Model {
         let parameters = dummy.parameters;
         let mut digest = checkpoint.start_digest(max_model_len);
         digest.known(&BTreeMap::from([(format!("made up in {encoding}"), [0; 32])]));
-        let program = program(config, &weights, max_model_len, encoding);
-        backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
+        options.finish(config, backend, &weights, encoding, max_model_len)?;
         Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (parameters, encoding)))
     }
 
@@ -157,8 +181,7 @@ impl Model {
         }
         let mut digest = checkpoint.start_digest(max_model_len);
         digest.known(&about.tensors);
-        let program = program(config, &weights, max_model_len, about.weight_encoding);
-        backend.load_program(program, options.max_rows, options.max_logit_rows, max_model_len)?;
+        options.finish(config, backend, &weights, about.weight_encoding, max_model_len)?;
         Ok(LoadedModel::new(
             checkpoint,
             max_model_len,

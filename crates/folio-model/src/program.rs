@@ -35,6 +35,9 @@ pub struct Program {
     pub body: Vec<Op>,
     /// Run only for rows whose logits are wanted.
     pub head: Head,
+    /// What a drafter reads of a row ([`Batch::feature_rows`](crate::backend::Batch::feature_rows)): the buffer keeps it to the end of the
+    /// body.
+    pub features: Option<Buf>,
 }
 
 /// `logits = scale * (W . rms_norm(x))`, computed for sampled rows only.
@@ -155,6 +158,10 @@ pub enum Op {
     Attention { qkv: Buf, spec: usize, out: Buf },
     /// `x *= by`
     Scale { x: Buf, by: f32 },
+    /// `out = x`
+    Copy { x: Buf, out: Buf },
+    /// `out[r] = features[r]`: what the batch gives each row beside its token ([`Batch::features`](crate::backend::Batch::features)).
+    Input { out: Buf },
     /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it).
     AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
     /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide.
@@ -165,12 +172,34 @@ pub enum Op {
     Experts { x: Buf, logits: Buf, spec: usize, out: Buf, add: bool },
 }
 
+impl Program {
+    /// Values that a batch gives each row beside its token: the width of what [`Op::Input`] fills. 0: it takes none.
+    pub fn input_width(&self) -> usize {
+        let input = self.body.iter().find_map(|op| match op {
+            Op::Input { out } => self.buffers.get(out.0 as usize).copied(),
+            _ => None,
+        });
+        input.unwrap_or(0)
+    }
+
+    /// Rows of the smallest embedding table: what tokens must be below.
+    pub fn vocabulary(&self, rows: impl Fn(MatrixId) -> usize) -> usize {
+        let tables = self.body.iter().filter_map(|op| match op {
+            Op::Embed { table, .. } => Some(rows(*table)),
+            _ => None,
+        });
+        tables.min().unwrap_or(usize::MAX)
+    }
+}
+
 impl Op {
     /// Buffers whose values it needs; among them the one it writes, unless it replaces all of that.
     pub fn reads(&self) -> [Option<Buf>; 3] {
         match *self {
-            Op::Embed { .. } => [None; 3],
-            Op::RmsNorm { x, .. } | Op::GatedLinear { x, .. } | Op::Scale { x, .. } => [Some(x), None, None],
+            Op::Embed { .. } | Op::Input { .. } => [None; 3],
+            Op::RmsNorm { x, .. } | Op::GatedLinear { x, .. } | Op::Scale { x, .. } | Op::Copy { x, .. } => {
+                [Some(x), None, None]
+            }
             Op::Linear { x, out, add, .. } => [Some(x), add.then_some(out), None],
             Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None, None],
             Op::AddRmsNorm { x, out, .. } => [Some(x), Some(out), None],
@@ -182,6 +211,8 @@ impl Op {
     pub fn writes(&self) -> Buf {
         match *self {
             Op::Embed { out, .. }
+            | Op::Input { out }
+            | Op::Copy { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::Linear { out, .. }
             | Op::GatedLinear { out, .. }

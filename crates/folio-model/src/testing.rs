@@ -3,6 +3,7 @@
 //! Used by the tests of every crate that has a [`Backend`]; not part of the serving program.
 
 pub mod blocks;
+pub mod eagle;
 pub mod gguf;
 pub mod hub;
 pub mod recast;
@@ -262,6 +263,7 @@ impl<B: Backend> Runner<B> {
             max_model_len,
             kv_formats: DType::F32.into(),
             block_tokens: BLOCK_TOKENS,
+            taps: None,
             progress: None,
         };
         let model = Model::load(checkpoint, &mut backend, options).unwrap_or_else(|error| panic!("{error}"));

@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use folio_model::reference::ReferenceBackend;
-use folio_model::testing::{FIXTURES, Runner, check_fixture, check_stories, fixture, test_data};
+use folio_model::testing::eagle::{HEADS, check_head};
+use folio_model::testing::{
+    FIXTURES, LOGIT_TOLERANCE, Runner, check_fixture, check_stories, fixture, test_data,
+};
 use folio_model::{Checkpoint, supported_families};
 
 #[test]
@@ -12,6 +15,14 @@ fn every_family_matches_transformers() {
         let parity = check_fixture(&fixture(name), ReferenceBackend::new);
         assert!(parity.vectors > 0, "{name} expects no vectors");
         println!("{name}: logits within {:.1e}, {} greedy tokens equal", parity.worst, parity.greedy_tokens);
+    }
+}
+
+#[test]
+fn eagle_heads_compute_what_their_formulas_say() {
+    for name in HEADS {
+        let worst = check_head(name, ReferenceBackend::new, LOGIT_TOLERANCE);
+        println!("{name}: within {worst:.1e}");
     }
 }
 

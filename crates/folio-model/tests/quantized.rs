@@ -141,6 +141,7 @@ fn the_digest_sees_every_part() {
             max_model_len: Some(64),
             kv_formats: DType::F32.into(),
             block_tokens: 16,
+            taps: None,
             progress: None,
         };
         let model = Model::load(&checkpoint, &mut ReferenceBackend::new(), options).unwrap();

@@ -63,6 +63,16 @@ pub fn hidden(context: u64) -> [f32; 3] {
     [0u64, 1, 2].map(|at| (mix(context ^ 0x41dd ^ at) >> 32) as f32 * 1e-6)
 }
 
+/// The features of a row: its context and its position, in pieces that f32 holds exactly.
+pub const FEATURES: usize = 6;
+
+/// What a head is to be given of a row ([`crate::head`]).
+pub fn features(context: u64, position: u32) -> [f32; FEATURES] {
+    let piece = |value: u64, at: usize| f32::from((value >> (16 * at)) as u16);
+    let of = |at: usize| if at < 4 { piece(context, at) } else { piece(position.into(), at - 4) };
+    std::array::from_fn(of)
+}
+
 /// See the module documentation.
 pub struct SimBackend {
     vocab: usize,
@@ -70,6 +80,7 @@ pub struct SimBackend {
     tables: BlockTables,
     logits: Vec<f32>,
     hidden: Vec<[f32; 3]>,
+    features: Vec<[f32; FEATURES]>,
     max_rows: usize,
     max_logit_rows: usize,
     /// It chooses tokens by itself.
@@ -92,6 +103,7 @@ impl SimBackend {
             tables: BlockTables::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
+            features: Vec::new(),
             max_rows,
             max_logit_rows,
             chooser: None,
@@ -144,8 +156,9 @@ impl SimBackend {
             )));
         }
         let ascend = |rows: &[u32]| rows.is_sorted_by(|a, b| a < b);
-        if !ascend(&batch.logit_rows) || !ascend(&batch.hidden_rows) {
-            return Err(BackendError::Batch("logit rows and hidden rows must ascend".into()));
+        if ![&batch.logit_rows, &batch.hidden_rows, &batch.feature_rows].into_iter().all(|rows| ascend(rows))
+        {
+            return Err(BackendError::Batch("rows of which something is wanted must ascend".into()));
         }
         Ok(())
     }
@@ -238,6 +251,10 @@ impl Backend for SimBackend {
         self.hidden.get(row as usize).map_or(&[], |row| row)
     }
 
+    fn features(&self, row: u32) -> &[f32] {
+        self.features.get(row as usize).map_or(&[], |row| row)
+    }
+
     fn weight_bytes(&self) -> u64 {
         0
     }
@@ -265,6 +282,8 @@ impl SimBackend {
         self.logits.clear();
         self.hidden.clear();
         self.hidden.resize(batch.tokens.len(), [f32::NAN; 3]);
+        self.features.clear();
+        self.features.resize(batch.tokens.len(), [f32::NAN; FEATURES]);
         let mut wanted = batch.logit_rows.iter().copied().peekable();
         let mut wanted_hidden = batch.hidden_rows.iter().copied().peekable();
         for span in &batch.spans {
@@ -280,6 +299,9 @@ impl SimBackend {
                 }
                 if wanted_hidden.next_if_eq(&row).is_some() {
                     self.hidden[row as usize] = hidden(context);
+                }
+                if batch.feature_rows.binary_search(&row).is_ok() {
+                    self.features[row as usize] = features(context, position);
                 }
             }
         }

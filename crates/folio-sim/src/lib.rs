@@ -8,6 +8,7 @@
 
 pub mod backend;
 pub mod cost;
+pub mod head;
 pub mod keeping;
 pub mod machine;
 pub mod memory;
@@ -29,6 +30,7 @@ mod world;
 
 pub use backend::SimBackend;
 pub use cost::CostModel;
+pub use head::HeadBackend;
 pub use machine::Machine;
 pub use pipeline::Pipeline;
 pub use report::Report;

@@ -6,11 +6,13 @@ use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
     CancelRequest, DrafterModel, DraftingExecutor, Driver, Executor, FinishReason, Micros, ModelExecutor,
-    Request, Scheduler, SchedulerConfig, TransferOrder, turn,
+    Reads, Request, Scheduler, SchedulerConfig, TransferOrder, turn,
 };
 use folio_kv::{BlockHash, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
+use folio_model::backend::Backend;
 
-use crate::backend::SimBackend;
+use crate::backend::{FEATURES, SimBackend};
+use crate::head::HeadBackend;
 use crate::memory::Memory;
 use crate::oracle::{Expectation, expect};
 use crate::pipeline::Pipeline;
@@ -184,20 +186,31 @@ impl Machine {
 
     /// With a model for drafts whose KV has so many blocks, which sees so many positions and computes so many rows at once. It is the same as
     /// the other model. Before anything runs, with one group.
-    pub fn with_drafter(mut self, blocks: u32, positions: u32, rows: usize) -> Self {
+    pub fn with_drafter(self, blocks: u32, positions: u32, rows: usize) -> Self {
+        let (vocab, block_tokens) = (VOCAB as usize, self.cache.config().block_tokens as usize);
+        let backend = SimBackend::new(vocab, blocks as usize, block_tokens, rows, rows);
+        let backend = if self.samples { backend.with_sampling() } else { backend };
+        self.drafted_by(Box::new(backend), blocks, positions, Reads::Tokens)
+    }
+
+    /// With a head for drafts, which is always right where it is given the right features; otherwise likewise.
+    pub fn with_head(self, blocks: u32, rows: usize) -> Self {
+        let block_tokens = self.cache.config().block_tokens as usize;
+        let backend = HeadBackend::new(VOCAB as usize, blocks as usize, block_tokens, rows);
+        self.drafted_by(Box::new(backend), blocks, u32::MAX, Reads::Features { width: FEATURES })
+    }
+
+    fn drafted_by(mut self, backend: Box<dyn Backend>, blocks: u32, positions: u32, reads: Reads) -> Self {
         let config = *self.cache.config();
         let group = GroupConfig { blocks, optional: true, ..config.first_group() };
         self.cache = KvCache::with_groups(config, &[group], default_policy(0.01));
-        let backend = |blocks: u32, rows| {
-            let (vocab, block_tokens) = (VOCAB as usize, config.block_tokens as usize);
-            let backend = SimBackend::new(vocab, blocks as usize, block_tokens, rows, rows);
-            if self.samples { backend.with_sampling() } else { backend }
-        };
-        let executor = |backend| ModelExecutor::new(Box::new(backend), VOCAB as usize, self.rows, self.rows);
-        let model = executor(backend(config.blocks, self.rows)).with_groups(1);
-        let drafter = executor(backend(blocks, rows));
-        let as_drafter = DrafterModel { group: 1, positions };
-        self.driver.executor = Box::new(DraftingExecutor::new(model, drafter, as_drafter, VOCAB));
+        let (vocab, rows, block_tokens) = (VOCAB as usize, self.rows, config.block_tokens);
+        let of_model = SimBackend::new(vocab, config.blocks as usize, block_tokens as usize, rows, rows);
+        let of_model = if self.samples { of_model.with_sampling() } else { of_model };
+        let executor = |backend| ModelExecutor::new(backend, vocab, rows, rows);
+        let as_drafter = DrafterModel { group: 1, block_tokens, positions, reads };
+        let model = executor(Box::new(of_model)).with_groups(1);
+        self.driver.executor = Box::new(DraftingExecutor::new(model, executor(backend), as_drafter, VOCAB));
         let scheduler = Scheduler::new(self.config.clone()).expect("the test's limits are valid");
         let (depth, lag) = (self.driver.executor.depth(), self.driver.executor.lag());
         self.scheduler = scheduler.with_overlap(depth, lag).with_drafter(self.driver.executor.drafter());

@@ -113,6 +113,11 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
 }
 
 impl Scenario {
+    /// Whether its drafter is a head, which reads features.
+    pub fn has_head(&self) -> bool {
+        self.drafter && self.seed % 2 == 1
+    }
+
     /// Of the model itself, but for group 0.
     pub fn model_groups(&self) -> &[GroupConfig] {
         &self.groups[..self.groups.len() - usize::from(self.drafter)]

@@ -6,13 +6,16 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
+use folio_engine::request::RequestId;
 use folio_engine::{
-    DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Scheduler, TransferOrder,
+    DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Reads, Scheduler, TransferOrder,
 };
 use folio_kv::{CacheConfig, KvCache, TenantId};
+use folio_model::backend::Backend;
 
-use crate::backend::SimBackend;
+use crate::backend::{FEATURES, SimBackend};
 use crate::cost::CostModel;
+use crate::head::HeadBackend;
 use crate::pipeline::Pipeline;
 use crate::plan_checks::{check_drafts, check_plan};
 use crate::rng::Rng;
@@ -93,18 +96,29 @@ impl World {
     }
 }
 
-/// With a model that is the same but for its groups, or in some worlds for its vocabulary.
+/// With a model that is the same but for its groups, or in some worlds for its vocabulary; in others with a head.
 fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor<ModelExecutor, ModelExecutor> {
     let Scenario { cache, vocab, max_rows, max_logit_rows, groups, .. } = scenario;
     let (group, blocks) = (groups.len(), groups.last().map_or(0, |group| group.blocks));
-    let vocab = if scenario.seed.is_multiple_of(5) { vocab - 6 } else { *vocab };
     let (blocks, block_tokens) = (blocks as usize, cache.block_tokens as usize);
+    let as_drafter =
+        |positions, reads| DrafterModel { group, block_tokens: cache.block_tokens, positions, reads };
+    let model = model.with_groups(group);
+    let executor = |backend: Box<dyn Backend>, vocab: u32| {
+        ModelExecutor::new(backend, vocab as usize, *max_rows, *max_logit_rows)
+    };
+    if scenario.has_head() {
+        let backend = HeadBackend::new(*vocab as usize, blocks, block_tokens, *max_rows).strict();
+        let as_head = as_drafter(u32::MAX, Reads::Features { width: FEATURES });
+        return DraftingExecutor::new(model, executor(Box::new(backend), *vocab), as_head, *vocab);
+    }
+    let vocab = if scenario.seed.is_multiple_of(5) { vocab - 6 } else { *vocab };
     let backend = SimBackend::new(vocab as usize, blocks, block_tokens, *max_rows, *max_logit_rows).strict();
     let backend = if scenario.samples { backend.with_sampling() } else { backend };
-    let drafter = ModelExecutor::new(Box::new(backend), vocab as usize, *max_rows, *max_logit_rows);
     // A context that it cannot see to its end, now and then.
     let positions = if scenario.seed.is_multiple_of(7) { 60 } else { u32::MAX };
-    DraftingExecutor::new(model.with_groups(group), drafter, DrafterModel { group, positions }, vocab)
+    let as_model = as_drafter(positions, Reads::Tokens);
+    DraftingExecutor::new(model, executor(Box::new(backend), vocab), as_model, vocab)
 }
 
 impl Driver for World {

@@ -62,7 +62,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
 
     let mut backend = CpuBackend::new(CpuOptions { threads: args.threads.map(|n| n as usize), isa: None })?;
     let load = WeightArgs::for_packing(args.to);
-    let (model, about) = runtime::pack(&checkpoint, &mut backend, &load, "folio quantize")?;
+    let (model, about) = runtime::pack(&checkpoint, &mut backend, &load, "folio quantize", None)?;
     copy_side_files(&checkpoint, &args.output)?;
     let bar = Bar::bytes("writing");
     let mut progress = |done, total| {

@@ -71,16 +71,18 @@ impl Runtime {
         tenants: &Declared,
         events: Option<Arc<EventFeed>>,
     ) -> Result<Self> {
-        let Loaded { weights, source, checkpoint, held, tokenizer, template } = loaded;
-        let mut held = vec![held];
+        let Loaded { weights, source, checkpoint, mut held, tokenizer, template, head } = loaded;
         let Weights { backend: mut device, model, format, quantized, here, mapped, unsaved } = weights;
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
-        let drafter = args.drafter()?;
+        let drafter = args.drafter(head.is_some())?;
         let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
-        let mut draft = Draft::load(args, &tokenizer)?;
-        held.extend(draft.as_mut().map(|draft| std::mem::take(&mut draft.held)));
+        let mut draft = match &head {
+            Some(head) => Some(Draft::of_head(head, args, &sizes, &checkpoint, model.max_model_len)?),
+            None => Draft::load(args, &tokenizer)?,
+        };
+        held.extend(draft.iter_mut().flat_map(|draft| std::mem::take(&mut draft.held)));
         let free = device.free_memory();
         let request = PoolRequest {
             asked_bytes: args.kv_cache_memory,
@@ -140,7 +142,7 @@ impl Runtime {
         );
         let executor = match (draft, pool.windows.last()) {
             (Some(draft), Some(of_draft)) => {
-                draft.executor(model_executor, groups, of_draft.blocks, &sizes)?
+                draft.executor(model_executor, groups, of_draft.blocks, &sizes, model.vocab)?
             }
             _ => Box::new(model_executor),
         };
@@ -198,7 +200,7 @@ impl Runtime {
     }
 }
 
-/// The groups but the first, without their pools: the windows of a layout, and behind them what a draft model needs.
+/// The groups but the first, without their pools: the windows of a layout, and behind them what a drafter needs.
 fn windows(layout: &KvLayout, draft: Option<&Draft>) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
@@ -433,6 +435,7 @@ mod tests {
                 max_model_len: None,
                 kv_formats: DType::F16.into(),
                 block_tokens: 16,
+                taps: None,
                 progress: None,
             };
             let checkpoint = Checkpoint::open(folio_model::testing::fixture("llama3")).expect("opens");

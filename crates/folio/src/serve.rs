@@ -30,6 +30,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let feed = config.kv_events.as_ref().map(|source| source.feed.clone());
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
     let runtime = Runtime::serving(loaded, &args.engine, &config.tenants, feed)?;
+    config.speculate = runtime.drafter;
     runtime.report.print();
     let mut names = args.served_model_name.clone();
     // Patterns are names to ask by; what it is called is another.
@@ -160,7 +161,8 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
         kv_events: kv_events(args)?,
-        speculate: args.engine.drafter()?,
+        // Known when what drafts is open.
+        speculate: None,
         batch: BatchConfig {
             dir: args.batch_dir.clone(),
             storage_bytes: args.batch_storage,

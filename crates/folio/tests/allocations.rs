@@ -65,6 +65,7 @@ fn executor(blocks: usize) -> (ModelExecutor, usize) {
         max_model_len: None,
         kv_formats: DType::F16.into(),
         block_tokens: 16,
+        taps: None,
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");
@@ -212,6 +213,7 @@ fn experts() {
         max_model_len: None,
         kv_formats: DType::F16.into(),
         block_tokens: 16,
+        taps: None,
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("it loads");

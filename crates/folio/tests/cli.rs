@@ -101,6 +101,40 @@ fn a_draft_model_changes_no_token_and_needs_the_same_vocabulary() {
     assert!(what.contains("--draft-model has no use with --speculate off"), "{what}");
 }
 
+/// The head that `tools/demo_model/eagle.py` trained for the built-in model.
+const HEAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/data/eagle3-demo");
+
+#[test]
+fn a_head_changes_no_token_and_is_known_by_its_configuration() {
+    let cache = tempfile::tempdir().expect("a folder");
+    let packed = ["--packed-cache", cache.path().to_str().expect("text"), "--packed-cache-min", "1"];
+    for more in
+        [&[][..], &["--temperature", "1.5", "--seed", "5"], &["--quantize", "q8"], &["--speculate", "eagle3"]]
+    {
+        let plain: Vec<&str> =
+            more.iter().copied().filter(|flag| !["--speculate", "eagle3"].contains(flag)).collect();
+        let head = [more, &["--draft-model", HEAD]].concat();
+        assert_eq!(story(&head), story(&plain), "{more:?}");
+    }
+    // Packed beside what is tapped, and mapped with it and without.
+    for more in [&["--draft-model", HEAD][..], &["--draft-model", HEAD], &[]] {
+        assert_eq!(story(&[more, &packed].concat()), story(&[]), "{more:?}");
+    }
+    let refused = |more: &[&str]| refusal(&[&STORY[..], more].concat());
+    let what = refused(&["--speculate", "eagle3"]);
+    assert!(what.contains("--speculate eagle3 needs --draft-model"), "{what}");
+    let what = refused(&["--draft-model", HEAD, "--speculate", "model"]);
+    assert!(what.contains("is an EAGLE-3 head; give --speculate eagle3"), "{what}");
+    let what = refused(&["--draft-model", "demo", "--speculate", "eagle3"]);
+    assert!(what.contains("demo is a model by itself; give --speculate model"), "{what}");
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::copy(format!("{HEAD}/model.safetensors"), folder.path().join("pytorch_model.bin"))
+        .expect("copied");
+    std::fs::copy(format!("{HEAD}/config.json"), folder.path().join("config.json")).expect("copied");
+    let what = refused(&["--draft-model", folder.path().to_str().expect("text")]);
+    assert!(what.contains("convert it to model.safetensors"), "{what}");
+}
+
 #[test]
 fn weights_are_quantized_while_loading_or_refused_as_quantized_already() {
     let arguments = |to| {

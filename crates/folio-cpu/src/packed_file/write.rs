@@ -26,6 +26,13 @@ pub struct PackedWeights {
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
 impl PackedWeights {
+    /// The first so many matrices and vectors.
+    pub fn first(mut self, (matrices, vectors): (usize, usize)) -> Self {
+        self.matrices.truncate(matrices);
+        self.vectors.truncate(vectors);
+        self
+    }
+
     /// Bytes that the file will have, to within its header.
     pub fn file_bytes(&self) -> u64 {
         self.plan(&[]).file_bytes

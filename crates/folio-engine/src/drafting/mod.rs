@@ -48,11 +48,18 @@ pub enum Drafter {
     Ngram,
     /// The model that the executor has for it ([`crate::DraftingExecutor`]), where the request's prediction has nothing to say.
     Model,
+    /// The same, where that model is an EAGLE-3 head.
+    Eagle3,
 }
 
 impl Drafter {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 3] = [Self::Suffix, Self::Ngram, Self::Model];
+    pub const ALL: [Self; 4] = [Self::Suffix, Self::Ngram, Self::Model, Self::Eagle3];
+
+    /// Whether the executor proposes, and not text.
+    pub fn is_model(self) -> bool {
+        matches!(self, Self::Model | Self::Eagle3)
+    }
 
     /// As flags and metrics have it.
     pub fn name(self) -> &'static str {
@@ -60,6 +67,7 @@ impl Drafter {
             Self::Suffix => "suffix",
             Self::Ngram => "ngram",
             Self::Model => "model",
+            Self::Eagle3 => "eagle3",
         }
     }
 }
@@ -77,7 +85,7 @@ impl Speculation {
     /// Of a request with this prompt: at most so many drafts in one step, up to [`DRAFTS_MAX`]; the prediction is what the caller expects
     /// to be told, and may be empty. O(tokens) and slower than hashing them: not on an event loop.
     pub fn new(drafter: Drafter, most: u32, prompt: &[u32], prediction: &[u32]) -> Self {
-        let by_host = drafter != Drafter::Model || !prediction.is_empty();
+        let by_host = !drafter.is_model() || !prediction.is_empty();
         let text = |tokens: &[u32]| Arc::new(Text::of(if by_host { tokens } else { &[] }, 0));
         Self { drafter, most: most.min(DRAFTS_MAX), prompt: text(prompt), prediction: text(prediction) }
     }
@@ -89,12 +97,12 @@ impl Speculation {
 
     /// Whether drafts come from text, too.
     fn by_host(&self) -> bool {
-        self.drafter != Drafter::Model || !self.prediction().is_empty()
+        !self.drafter.is_model() || !self.prediction().is_empty()
     }
 
     /// Most drafts of a step that a model proposes.
     pub fn by_model(&self) -> u32 {
-        if self.drafter == Drafter::Model { self.most } else { 0 }
+        if self.drafter.is_model() { self.most } else { 0 }
     }
 
     pub fn drafter(&self) -> Drafter {
@@ -238,7 +246,7 @@ impl Drafters {
             let (context, most) = (own.tokens(), *most as usize);
             let texts = [own, prediction, prompt];
             match drafter {
-                Drafter::Model => {
+                Drafter::Model | Drafter::Eagle3 => {
                     self.search.suffix(&[prediction], context, most, &mut self.drafts);
                 }
                 Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),

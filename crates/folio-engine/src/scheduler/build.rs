@@ -213,6 +213,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     entry.follows = None;
     entry.drafts = 0;
     entry.drafter.clear();
+    entry.features = 0;
     entry.tentative = 0;
     if from < known {
         entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to.min(known) as usize]);

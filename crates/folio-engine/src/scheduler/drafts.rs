@@ -9,11 +9,18 @@
 //! next steps, a bounded number of tokens in each. How far it is there is the table's to know
 //! ([`BlockTable::set_written`](folio_kv::BlockTable::set_written)), so that nothing is published that was not computed. Where the group
 //! has no block for it, the sequence goes on without.
+//!
+//! A drafter that reads the model's features ([`Reads::Features`]) has a row for each token behind the first, which lies at the position of
+//! the features, the one before the token's. It can compute no more than the model has, in steps that are over; it does so in
+//! every step with several rows, and before there are many single ones, because features are kept for it meanwhile. What the model does not
+//! compute, because it was found, has none. Where the drafter's KV was found with it, or is missing for a few positions (whose rows are
+//! computed without), it goes on; else its context begins anew, with the first position that the model computes, and what it writes then is nobody
+//! else's.
 
 use folio_kv::KvCache;
 
 use super::Scheduler;
-use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, SequencePlan};
+use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
 
@@ -180,8 +187,11 @@ impl Scheduler {
         let Some(running) = self.sequences[slot].running_mut() else { return };
         let written = running.table.written();
         running.table.set_written(written);
-        if self.sequences[slot].model_drafts > 0 {
-            self.refill_drafter(cache, slot, model);
+        if self.sequences[slot].model_drafts > 0
+            && self.refill_drafter(cache, slot, model)
+            && let Some(running) = self.sequences[slot].running_mut()
+        {
+            begin_context(running, model);
         }
     }
 
@@ -193,18 +203,23 @@ impl Scheduler {
                 return false;
             }
             running.drafter_computed = running.table.written();
+            begin_context(running, model);
         }
         true
     }
 
     /// Whether the drafter can propose in this step. Where it lacks more than a few tokens, it computes some of them instead.
     fn drafter_keeps_up(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        let drafter = self.drafter;
-        if !drafter.is_some_and(|model| self.refill_drafter(cache, slot, model)) {
+        let Some(model) = self.drafter else { return false };
+        if !self.refill_drafter(cache, slot, model) {
             return false;
         }
         let known = self.sequences[slot].known();
         let Some(running) = self.sequences[slot].running_mut() else { return false };
+        if model.reads != Reads::Tokens {
+            // It never lacks much of what it reads, and drafts from what the model computed last.
+            return running.table.computed() > running.features_from;
+        }
         running.drafter_lags = known > running.drafter_computed + CATCH_UP;
         !running.drafter_lags
     }
@@ -212,9 +227,14 @@ impl Scheduler {
     /// A step is over in which the drafter computed up to `end`, known tokens and `drafts` of its own, all but the last of which it computed
     /// too; the first `right` of them were what was chosen.
     pub(super) fn drafter_computed(&mut self, slot: Slot, end: u32, drafts: u32, right: u32) {
+        let reads = self.drafter.map_or(Reads::Tokens, |model| model.reads);
         let Some(running) = self.sequences[slot].running_mut().filter(|_| end > 0) else { return };
-        let computed = end + right.min(drafts.saturating_sub(1));
-        running.table.set_written(computed);
+        let computed = match reads {
+            Reads::Tokens => end + right.min(drafts.saturating_sub(1)),
+            // Its drafts' rows have features of its own: they are computed again with the model's.
+            Reads::Features { .. } => end,
+        };
+        running.table.set_written(if running.drafter_context > 0 { 0 } else { computed });
         if drafts > 0 {
             running.drafter_computed = computed;
         }
@@ -233,30 +253,63 @@ pub(super) fn plan(
     let known = sequence.known().min(entry.end());
     let by_model = entry.follows.is_none() && entry.tokens.last() == Some(&PLACEHOLDER);
     let rows = known.saturating_sub(entry.first_position);
-    // A step of one token is computed when there are drafts behind it again.
-    let goes_along = sequence.model_drafts > 0 && (rows > 1 || sequence.choice.is_none());
+    let (wanted, prompt) = (sequence.model_drafts > 0, sequence.choice.is_none());
     let State::Running(running) = &mut sequence.state else { return 0 };
     let lags = std::mem::take(&mut running.drafter_lags);
-    if !(by_model || goes_along || lags) || known > model.positions || !running.table.is_whole(model.group) {
+    if known > model.positions || !running.table.is_whole(model.group) {
+        return 0;
+    }
+    // As far as what it reads is there; and a step of one token is computed when there are drafts behind it again, or when features become
+    // many.
+    let (there, many) = match model.reads {
+        Reads::Tokens => (known, false),
+        Reads::Features { .. } => {
+            entry.features = if wanted { entry.tokens.len() as u32 } else { 0 };
+            let there = running.table.computed().min(known.saturating_sub(1));
+            (there, there >= running.drafter_computed + CATCH_UP)
+        }
+    };
+    let goes_along = wanted && (rows > 1 || prompt || many);
+    if !(by_model || goes_along || lags) {
         return 0;
     }
     // Where a mask was late the last token is computed again.
-    let computed = if by_model { running.drafter_computed.min(known - 1) } else { running.drafter_computed };
+    let last = there.saturating_sub(1);
+    let computed = if by_model { running.drafter_computed.min(last) } else { running.drafter_computed };
     let own = if goes_along { rows } else { 0 };
-    let end = if by_model { known } else { known.min(computed + own + *spare) };
+    let end = match model.reads {
+        Reads::Tokens if !by_model => there.min(computed + own + *spare),
+        _ => there,
+    };
     if computed >= end {
         return 0;
     }
     *spare -= (end - computed).saturating_sub(own).min(*spare);
     running.drafter_computed = end;
     let drafts = if by_model { entry.drafts } else { 0 };
-    let DraftPlan { first_position, tokens, drafts: planned, first_place } = &mut entry.drafter;
-    (*first_position, *planned, *first_place) = (computed, drafts, *places);
-    tokens.extend_from_slice(&sequence.tokens[computed as usize..end as usize]);
+    let DraftPlan { first_position, context, tokens, drafts: planned, first_place } = &mut entry.drafter;
+    (*first_position, *context) = (computed, running.drafter_context);
+    (*planned, *first_place) = (drafts, *places);
+    let lag = model.reads.lag();
+    tokens.extend_from_slice(&sequence.tokens[(computed + lag) as usize..(end + lag) as usize]);
     let first = entry.tokens.len() - drafts as usize;
     for token in &mut entry.tokens[first..] {
         *token = PLACEHOLDER | *places;
         *places += 1;
     }
     end
+}
+
+/// A drafter that reads features has those that the model computes from here on. Of what was before it sees nothing, where it lacks more
+/// than a few positions of that.
+fn begin_context(running: &mut Running, model: DrafterModel) {
+    if model.reads == Reads::Tokens {
+        return;
+    }
+    running.features_from = running.scheduled;
+    if running.scheduled > running.drafter_computed + CATCH_UP {
+        running.drafter_context = running.scheduled / model.block_tokens * model.block_tokens;
+        running.drafter_computed = running.drafter_context;
+        running.table.set_written(0);
+    }
 }

@@ -26,7 +26,7 @@ use gguf::{Metadata, open};
 pub use pooling::{POOLING_FILES, Pooling};
 use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
-use shards::{Entry, Form, Index, Shard, open_shards};
+use shards::{Entry, Form, Holds, Index, Shard, open_shards};
 use source::Source;
 use storage::Stamp;
 
@@ -77,6 +77,15 @@ pub struct Tensor<'a> {
     stored: &'a [u8],
     form: &'a Form,
     shards: &'a [Shard],
+}
+
+/// A tensor as it is stored.
+pub(crate) struct StoredValues<'a> {
+    pub file: &'a str,
+    /// As the file calls it: "I64", "BOOL".
+    pub dtype: String,
+    pub shape: &'a [usize],
+    pub bytes: &'a [u8],
 }
 
 /// The values of a [`Tensor`], rows in the decoder's order.
@@ -182,7 +191,8 @@ impl Checkpoint {
         let generation = GenerationConfig::parse(own, json::Fields::new(&config_name, &map))?;
         let stored = matches!(weights, Weights::Tensors);
         let (mut shards, mut tensors) = match stored {
-            true => open_shards(&source, config.family.nested.is_some())?,
+            true if config.family.nested.is_some() => open_shards(&source, Holds::Parts)?,
+            true => open_shards(&source, Holds::Decoder)?,
             false => Default::default(),
         };
         let only_embeds = !config.tied && stored && shards::is_bare(&shards, HEAD);
@@ -203,6 +213,35 @@ impl Checkpoint {
             header: None,
             packed: if let Weights::Packed(path) = weights { Some(path) } else { None },
         })
+    }
+
+    /// Opens the safetensors files of a folder that holds no decoder, which its configuration describes all the same. Tensors are called what
+    /// they are stored as.
+    pub(crate) fn of_folder(folder: &Path, config_text: Vec<u8>, config: Config) -> Result<Self> {
+        let source = Source::Folder(folder.to_owned());
+        let (shards, tensors) = open_shards(&source, Holds::Else)?;
+        Ok(Self {
+            source,
+            config_text,
+            config,
+            generation: GenerationConfig::default(),
+            shards,
+            tensors,
+            only_embeds: false,
+            header: None,
+            packed: None,
+        })
+    }
+
+    /// A tensor that is no weight, with the name of its type: numbers, say. `None`: there is none.
+    pub(crate) fn values(&self, tensor: &str) -> Option<StoredValues<'_>> {
+        let (shard, entry) = self.find(tensor).ok()?;
+        let dtype = match &entry.encoding {
+            Ok(encoding) => encoding.to_string(),
+            Err(name) => name.clone(),
+        };
+        let bytes = shard.storage.bytes().get(entry.range.clone())?;
+        Some(StoredValues { file: &shard.file, dtype, shape: &entry.shape, bytes })
     }
 
     /// It was published for embeddings and has no output matrix: what it would generate means nothing.

@@ -76,11 +76,11 @@ enum Naming {
 }
 
 impl Naming {
-    fn of<'a>(nested: bool, mut names: impl Iterator<Item = &'a String>) -> Self {
-        match nested {
-            true => Self::Nested,
-            false if names.any(|name| name == BARE_EMBEDDING) => Self::Bare,
-            false => Self::Same,
+    fn of<'a>(holds: Holds, mut names: impl Iterator<Item = &'a String>) -> Self {
+        match holds {
+            Holds::Parts => Self::Nested,
+            Holds::Decoder if names.any(|name| name == BARE_EMBEDDING) => Self::Bare,
+            Holds::Decoder | Holds::Else => Self::Same,
         }
     }
 
@@ -94,16 +94,26 @@ impl Naming {
     }
 }
 
-/// Opens the safetensors files of a folder. In a `nested` checkpoint the decoder is one of several parts.
-pub fn open_shards(source: &Source, nested: bool) -> Result<(Vec<Shard>, Index)> {
+/// What the tensors of a folder are.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Holds {
+    Decoder,
+    /// A decoder, and other parts.
+    Parts,
+    /// No decoder: they are called what they are stored as.
+    Else,
+}
+
+/// Opens the safetensors files of a folder.
+pub fn open_shards(source: &Source, holds: Holds) -> Result<(Vec<Shard>, Index)> {
     if let Some(storage) = source.storage(SINGLE)? {
-        let shard = open_shard(source, SINGLE, storage, |names| Naming::of(nested, names))?;
+        let shard = open_shard(source, SINGLE, storage, |names| Naming::of(holds, names))?;
         let tensors = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
         return Ok((vec![shard], tensors));
     }
     let Some(index) = source.read(INDEX)? else { return Err(source.no_weights()) };
     let weight_map = parse_index(&source.display(INDEX), &index)?;
-    let naming = Naming::of(nested, weight_map.keys());
+    let naming = Naming::of(holds, weight_map.keys());
     let files: BTreeSet<&String> = weight_map.values().collect();
     let mut shards = Vec::with_capacity(files.len());
     for file in &files {

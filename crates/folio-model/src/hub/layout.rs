@@ -21,6 +21,7 @@ use super::name::ModelName;
 use super::variant;
 use crate::checkpoint::gguf::is_gguf;
 use crate::checkpoint::parse_index;
+use crate::eagle::is_head;
 
 /// One model's part of the cache.
 pub struct Layout {
@@ -146,7 +147,7 @@ pub fn is_commit(text: &str) -> bool {
 }
 
 /// Other programs fill the same cache file by file, so a snapshot may be partial: it counts as complete when it has a
-/// configuration, all weights, and a tokenizer.
+/// configuration, all weights, and a tokenizer, but a drafter's head, which has none.
 pub fn is_complete(snapshot: &Path) -> bool {
     let has = |file: &str| snapshot.join(file).is_file();
     let weights = || {
@@ -155,7 +156,8 @@ pub fn is_complete(snapshot: &Path) -> bool {
             .is_ok_and(|map| map.values().all(|file| has(file)))
     };
     let tokenizer = ["tokenizer.json", "tokenizer.model", "vocab.json"].iter().any(|file| has(file));
-    has("config.json") && tokenizer && (has("model.safetensors") || weights())
+    let is_head = || fs::read(snapshot.join("config.json")).is_ok_and(|config| is_head(&config));
+    has("config.json") && (tokenizer || is_head()) && (has("model.safetensors") || weights())
 }
 
 /// Depth of folders, and files, that are looked at in a snapshot.

@@ -102,6 +102,8 @@ impl ReferenceBackend {
                         && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
                 Op::Scale { x, .. } => self.width(x.0).is_some(),
+                Op::Input { out } => self.width(out.0).is_some(),
+                Op::Copy { x, out } => x != out && self.width(x.0) == self.width(out.0),
                 Op::AddRmsNorm { x, weight, out, .. } => {
                     x != out
                         && self.width(x.0) == self.length(weight)
@@ -147,7 +149,13 @@ impl ReferenceBackend {
         let fits = self.width(head.x.0) == self.length(head.norm)
             && self.cols(head.matrix) == self.length(head.norm)
             && self.rows(head.matrix) == Some(head.vocab);
-        if fits { Ok(()) } else { Err(BackendError::Batch("the head does not fit its weights".to_owned())) }
+        if !fits {
+            return Err(BackendError::Batch("the head does not fit its weights".to_owned()));
+        }
+        match self.program.features.is_none_or(|features| self.width(features.0).is_some()) {
+            true => Ok(()),
+            false => Err(BackendError::Batch("the features are in no buffer".to_owned())),
+        }
     }
 
     fn experts_fit(&self, spec: &ExpertsSpec, x: Buf, logits: Buf, out: Buf) -> bool {
@@ -193,13 +201,20 @@ impl ReferenceBackend {
                 self.limits.logit_rows
             ));
         }
-        if let Some(token) = batch.tokens.iter().find(|token| **token as usize >= self.program.head.vocab) {
+        let vocabulary = self.program.vocabulary(|table| self.rows(table).unwrap_or(0));
+        if let Some(token) = batch.tokens.iter().find(|token| **token as usize >= vocabulary) {
+            return wrong(format!("token {token} is outside of the vocabulary of {vocabulary}"));
+        }
+        let (given, width) = (batch.features.len(), self.program.input_width());
+        if given != rows * width || (!batch.feature_rows.is_empty() && self.program.features.is_none()) {
             return wrong(format!(
-                "token {token} is outside of the vocabulary of {}",
-                self.program.head.vocab
+                "{given} features for {rows} rows that take {width} each, {} rows of features",
+                batch.feature_rows.len()
             ));
         }
-        for (what, wanted) in [("logit", &batch.logit_rows), ("hidden", &batch.hidden_rows)] {
+        let wanted =
+            [("logit", &batch.logit_rows), ("hidden", &batch.hidden_rows), ("feature", &batch.feature_rows)];
+        for (what, wanted) in wanted {
             let ascending = wanted.is_sorted_by(|a, b| a < b);
             if !ascending || wanted.last().is_some_and(|row| *row as usize >= rows) {
                 return wrong(format!("{what} rows {wanted:?} are not ascending rows of a batch of {rows}"));

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use cache::Cache;
 
 use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
-use crate::program::{Activation, AttentionSpec, MatrixId, Op, Program, Rope, VectorId};
+use crate::program::{Activation, AttentionSpec, Buf, MatrixId, Op, Program, Rope, VectorId};
 use crate::quant::Encoding;
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -102,6 +102,8 @@ impl ReferenceBackend {
                 }
             }
             Op::Scale { x, by } => self.buffers[x.0 as usize].iter_mut().for_each(|value| *value *= by),
+            Op::Copy { x, out } => self.buffers[out.0 as usize] = self.buffers[x.0 as usize].clone(),
+            Op::Input { out } => self.buffers[out.0 as usize].clone_from(&batch.features),
             Op::AddRmsNorm { x, weight, eps, out } => {
                 let weight = self.vector(weight);
                 let rows = self.buffers[x.0 as usize].chunks(weight.len());
@@ -276,6 +278,12 @@ impl Backend for ReferenceBackend {
 
     fn hidden(&self, row: u32) -> &[f32] {
         self.hidden.get(&row).map_or(&[], Vec::as_slice)
+    }
+
+    fn features(&self, row: u32) -> &[f32] {
+        let Some(Buf(buffer)) = self.program.features else { return &[] };
+        let width = self.program.buffers[buffer as usize];
+        self.buffers[buffer as usize].get(row as usize * width..).map_or(&[], |rows| &rows[..width])
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -81,6 +81,10 @@ impl<B: Backend> Backend for Recast<B> {
         self.backend.hidden(row)
     }
 
+    fn features(&self, row: u32) -> &[f32] {
+        self.backend.features(row)
+    }
+
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         self.backend.forward(batch)
     }

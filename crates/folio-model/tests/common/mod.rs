@@ -19,6 +19,7 @@ pub fn options(max_model_len: Option<usize>) -> LoadOptions<'static> {
         max_model_len,
         kv_formats: DType::BF16.into(),
         block_tokens: 16,
+        taps: None,
         progress: None,
     }
 }

@@ -56,7 +56,7 @@ impl Bench<'_> {
         }
         let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(PROMPT)).collect();
         let plain = |prompts: &[Arc<[u32]>]| prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
-        let by_model = drafter == Drafter::Model;
+        let by_model = drafter.is_model();
         let times = self.times_of_rows(batch)?;
         let mut figures = Vec::new();
         for &expected in if by_model { &EXPECTED[..1] } else { &EXPECTED[..] } {

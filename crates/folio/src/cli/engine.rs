@@ -117,11 +117,12 @@ pub struct EngineArgs {
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
     /// (speculative.n_max, prediction)
-    /// [default: model where there is a --draft-model, else suffix]
+    /// [default: model or eagle3, whatever --draft-model is, else suffix]
     #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
     pub speculate: Option<Speculate>,
 
-    /// A model that proposes drafts, with the same vocabulary: a folder, a .gguf file, a hub name or an alias
+    /// What proposes drafts: a model with the same vocabulary, or an EAGLE-3 head that was trained for this one. A folder, a .gguf file,
+    /// a hub name or an alias
     #[arg(long, env = "FOLIO_DRAFT_MODEL", value_name = "MODEL")]
     pub draft_model: Option<String>,
 
@@ -156,6 +157,8 @@ pub enum Speculate {
     Ngram,
     /// Another model, that of --draft-model
     Model,
+    /// An EAGLE-3 head, that of --draft-model
+    Eagle3,
     /// Nowhere
     Off,
 }
@@ -166,27 +169,34 @@ impl EngineArgs {
         self.draft_model.is_some() || self.speculate.is_some_and(|speculate| speculate != Speculate::Off)
     }
 
-    /// Where drafts come from for a request that says nothing of it.
-    pub fn drafter(&self) -> anyhow::Result<Option<Drafter>> {
-        let by_model = self.draft_model.is_some();
-        let drafter = match self.speculate {
-            None if by_model => Some(Drafter::Model),
-            None | Some(Speculate::Suffix) => Some(Drafter::Suffix),
-            Some(Speculate::Off) => None,
-            Some(Speculate::Ngram) => Some(Drafter::Ngram),
-            Some(Speculate::Model) => Some(Drafter::Model),
+    /// Where drafts come from for a request that says nothing of it; `head`: what drafts is an EAGLE-3 head and no model by itself.
+    pub fn drafter(&self, head: bool) -> anyhow::Result<Option<Drafter>> {
+        let Some(draft) = &self.draft_model else {
+            return match self.speculate {
+                None | Some(Speculate::Suffix) => Ok(Some(Drafter::Suffix)),
+                Some(Speculate::Off) => Ok(None),
+                Some(Speculate::Ngram) => Ok(Some(Drafter::Ngram)),
+                Some(Speculate::Model) => {
+                    anyhow::bail!("--speculate model needs --draft-model, the model that proposes drafts")
+                }
+                Some(Speculate::Eagle3) => {
+                    anyhow::bail!("--speculate eagle3 needs --draft-model, the head that proposes drafts")
+                }
+            };
         };
-        match (drafter, by_model) {
-            (Some(Drafter::Model), false) => {
-                anyhow::bail!("--speculate model needs --draft-model, the model that proposes drafts")
-            }
-            (drafter, true) if drafter != Some(Drafter::Model) => anyhow::bail!(
-                "--draft-model has no use with --speculate {}: leave one out",
-                self.speculate
-                    .and_then(|speculate| speculate.to_possible_value())
-                    .map_or_else(String::new, |value| value.get_name().to_owned())
+        match (self.speculate, head) {
+            (None | Some(Speculate::Model), false) => Ok(Some(Drafter::Model)),
+            (None | Some(Speculate::Eagle3), true) => Ok(Some(Drafter::Eagle3)),
+            (Some(Speculate::Model), true) => anyhow::bail!(
+                "--speculate model: {draft} is an EAGLE-3 head; give --speculate eagle3, or leave it out"
             ),
-            _ => Ok(drafter),
+            (Some(Speculate::Eagle3), false) => anyhow::bail!(
+                "--speculate eagle3: {draft} is a model by itself; give --speculate model, or leave it out"
+            ),
+            (Some(other @ (Speculate::Suffix | Speculate::Ngram | Speculate::Off)), _) => anyhow::bail!(
+                "--draft-model has no use with --speculate {}: leave one out",
+                other.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+            ),
         }
     }
 }

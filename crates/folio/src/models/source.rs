@@ -106,14 +106,24 @@ impl Source {
 
     /// Opens the checkpoint, downloading it first if need be. While the second lives, nobody removes what was downloaded.
     pub fn open(&self) -> Result<(Checkpoint, Held)> {
-        match self {
-            Source::Hub(name) => {
-                let hub = Hub::from_env()?;
-                let path = download(|progress| hub.get(name, progress))?;
+        match (self, self.fetch()?) {
+            (Source::Hub(_), Some(path)) => {
                 let held = Held::of(&path);
                 Ok((Checkpoint::open(path)?, held))
             }
             _ => Ok((self.open_here()?, Held::default())),
+        }
+    }
+
+    /// Where its files are, which are downloaded first if need be. `None`: it has none.
+    pub fn fetch(&self) -> Result<Option<PathBuf>> {
+        match self {
+            Source::BuiltIn => Ok(None),
+            Source::Folder(path) | Source::Gguf(path) => Ok(Some(path.clone())),
+            Source::Hub(name) => {
+                let hub = Hub::from_env()?;
+                Ok(Some(download(|progress| hub.get(name, progress))?))
+            }
         }
     }
 

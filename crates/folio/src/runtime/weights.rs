@@ -10,13 +10,14 @@ use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, Quantized};
 use folio_cuda::machine::Effort;
 use folio_model::backend::{Backend, DType};
+use folio_model::eagle::Head;
 use folio_model::hub::Held;
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::quant::Encoding;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
 use folio_text::{ChatTemplate, Tokenizer};
 
-use super::{load_template, load_tokenizer, logit_rows, scheduler_config};
+use super::{draft, load_template, load_tokenizer, logit_rows, scheduler_config};
 use crate::cli::{EngineArgs, KvDtype, Quantize, Sizes};
 use crate::device::{Device, DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
@@ -70,7 +71,7 @@ impl WeightArgs {
     }
 
     /// `weights` is the KV cache's type unless another is asked for.
-    fn options(&self, weights: DType) -> LoadOptions<'static> {
+    pub(super) fn options<'a>(&self, weights: DType, taps: Option<&'a Head>) -> LoadOptions<'a> {
         let most = self.kv_dtype.format().unwrap_or(weights.into());
         let kv_formats = KvFormats { most, skipped: weights.into(), skip: self.kv_skip.clone() };
         LoadOptions {
@@ -79,13 +80,14 @@ impl WeightArgs {
             max_model_len: self.max_model_len.map(|n| n as usize),
             kv_formats,
             block_tokens: self.block_tokens as usize,
+            taps,
             progress: None,
         }
     }
 }
 
 impl WeightArgs {
-    fn new(args: &EngineArgs, sizes: &Sizes) -> Self {
+    pub(super) fn new(args: &EngineArgs, sizes: &Sizes) -> Self {
         Self {
             device: args.device,
             eager: args.enforce_eager,
@@ -103,7 +105,12 @@ impl WeightArgs {
     }
 }
 
-fn open_device(choice: DeviceChoice, threads: Option<u32>, eager: bool, gemm: GemmBackend) -> Result<Device> {
+pub(super) fn open_device(
+    choice: DeviceChoice,
+    threads: Option<u32>,
+    eager: bool,
+    gemm: GemmBackend,
+) -> Result<Device> {
     let mut device = Device::open(choice, threads, gemm)?;
     match &mut device {
         Device::Cuda(_) if threads.is_some() => {
@@ -143,8 +150,8 @@ impl Weights {
     pub fn load(checkpoint: &Checkpoint, args: &WeightArgs) -> Result<Self> {
         let device = args.device()?;
         match find(checkpoint, args, None)? {
-            Some(packed) => Self::map(checkpoint, args, device, packed),
-            None => Self::pack(checkpoint, args, device, None, None),
+            Some(packed) => Self::map(checkpoint, args, device, packed, None),
+            None => Self::pack(checkpoint, args, device, None, None, None),
         }
     }
 
@@ -154,25 +161,28 @@ impl Weights {
         mut backend: Device,
         place: Option<Place>,
         cache: Option<&PackedCache>,
+        taps: Option<&Head>,
     ) -> Result<Self> {
         let mut here = Quantized::default();
         let loaded = match backend.as_cpu() {
             Some(cpu) => {
                 let key = place.as_ref().map_or("", Place::key);
-                let (model, about) = pack(checkpoint, cpu, args, key)?;
+                let (model, about) = pack(checkpoint, cpu, args, key, taps)?;
                 // Once more, because the files may have changed while they were read.
                 let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
                 here = cpu.quantized();
-                (model, Unsaved::new(place, now, cpu.packed_weights(), &about))
+                // What is tapped is another checkpoint's.
+                let weights = cpu.packed_weights().first(Model::weights_of(checkpoint.config()));
+                (model, Unsaved::new(place, now, weights, &about))
             }
             None => {
                 let inner = &mut *backend;
                 let model = match args.quantize {
-                    None => load(checkpoint, inner, args)?.0,
+                    None => load(checkpoint, inner, args, taps)?.0,
                     Some(to) => {
                         let to = to.packed();
                         let mut quantizing = Quantizing { inner, to, quantized: Quantized::default() };
-                        let model = load(checkpoint, &mut quantizing, args)?.0;
+                        let model = load(checkpoint, &mut quantizing, args, taps)?.0;
                         here = quantizing.quantized;
                         model
                     }
@@ -186,7 +196,13 @@ impl Weights {
     }
 
     /// Weights that were packed before.
-    fn map(checkpoint: &Checkpoint, args: &WeightArgs, mut backend: Device, packed: Packed) -> Result<Self> {
+    fn map(
+        checkpoint: &Checkpoint,
+        args: &WeightArgs,
+        mut backend: Device,
+        packed: Packed,
+        taps: Option<&Head>,
+    ) -> Result<Self> {
         let Packed { file, about, path } = packed;
         let Some(cpu) = backend.as_cpu() else {
             bail!(
@@ -196,7 +212,7 @@ impl Weights {
         };
         let counts = file.counts();
         cpu.load_packed(file)?;
-        let options = args.options(about.kv_dtype);
+        let options = args.options(about.kv_dtype, taps);
         let model = Model::load_packed(checkpoint, cpu, &about, counts, options)?;
         tracing::debug!(file = %path.display(), "packed weights mapped");
         let quantized = about.quantized.as_deref().and_then(Quantize::named);
@@ -234,9 +250,11 @@ pub struct Loaded {
     pub weights: Weights,
     pub(super) source: Source,
     pub(super) checkpoint: Checkpoint,
-    pub(super) held: Held,
+    pub(super) held: Vec<Held>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<Arc<ChatTemplate>>,
+    /// `--draft-model`, where that is a head for this model, which gives features out for it.
+    pub(super) head: Option<Head>,
 }
 
 impl Loaded {
@@ -250,6 +268,14 @@ impl Loaded {
             LoadFormat::Auto => source.open()?,
             LoadFormat::Dummy(_) => (source.open_without_weights()?, Held::default()),
         };
+        let head = match &args.draft_model {
+            Some(draft) => draft::head(draft, &args.aliases, &checkpoint)?,
+            None => None,
+        };
+        let (head, head_held) = head.unzip();
+        let held: Vec<Held> = [held].into_iter().chain(head_held).collect();
+        args.drafter(head.is_some())?;
+        let taps = head.as_ref();
         let load = WeightArgs::new(args, &sizes);
         let kept = device.as_cpu().is_some() && args.load_format == LoadFormat::Auto;
         let cache = PackedCache::new(&args.packed).filter(|_| kept);
@@ -271,7 +297,7 @@ impl Loaded {
             Some(packed) => {
                 let (text, weights) = std::thread::scope(|scope| {
                     let text = scope.spawn(text);
-                    let weights = Weights::map(&checkpoint, &load, device, packed);
+                    let weights = Weights::map(&checkpoint, &load, device, packed, taps);
                     (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
                 });
                 (text?, Ok(mapped(weights, place.as_ref())?))
@@ -281,11 +307,11 @@ impl Loaded {
         };
         let weights = match mapped {
             Ok(Some(weights)) => weights,
-            Ok(None) => Weights::pack(&checkpoint, &load, load.device()?, place, cache.as_ref())?,
-            Err(device) => Weights::pack(&checkpoint, &load, device, place, cache.as_ref())?,
+            Ok(None) => Weights::pack(&checkpoint, &load, load.device()?, place, cache.as_ref(), taps)?,
+            Err(device) => Weights::pack(&checkpoint, &load, device, place, cache.as_ref(), taps)?,
         };
         let (tokenizer, template) = text;
-        Ok(Self { weights, source, checkpoint, held, tokenizer, template })
+        Ok(Self { weights, source, checkpoint, held, tokenizer, template, head })
     }
 }
 
@@ -330,11 +356,12 @@ pub fn pack(
     backend: &mut CpuBackend,
     args: &WeightArgs,
     made_from: &str,
+    taps: Option<&Head>,
 ) -> Result<(LoadedModel, PackedAbout)> {
     if let Some(to) = args.quantize {
         backend.quantize_weights(to.packed());
     }
-    let (model, kv_dtype) = load(checkpoint, backend, args)?;
+    let (model, kv_dtype) = load(checkpoint, backend, args, taps)?;
     let about = PackedAbout {
         made_from: made_from.to_owned(),
         quantized: args.quantize.map(|to| to.name().to_owned()),
@@ -351,16 +378,17 @@ fn load(
     checkpoint: &Checkpoint,
     backend: &mut dyn Backend,
     args: &WeightArgs,
+    taps: Option<&Head>,
 ) -> Result<(LoadedModel, DType)> {
     let bar = Bar::bytes("packing weights");
     let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);
     if let LoadFormat::Dummy(encoding) = args.format {
         let kv_dtype = encoding.plain().unwrap_or(DType::F16);
-        let model = Model::load_dummy(checkpoint, backend, encoding, args.options(kv_dtype))?;
+        let model = Model::load_dummy(checkpoint, backend, encoding, args.options(kv_dtype, taps))?;
         return Ok((model, kv_dtype));
     }
     let kv_dtype = kv_dtype(checkpoint)?;
-    let options = args.options(kv_dtype);
+    let options = args.options(kv_dtype, taps);
     let model = Model::load(checkpoint, backend, LoadOptions { progress: Some(&mut progress), ..options })?;
     bar.finish();
     Ok((model, kv_dtype))

@@ -229,6 +229,7 @@ fn answers<B: Backend + 'static>(
         max_model_len: Some(128),
         kv_formats: KvFormat::BF16.into(),
         block_tokens: 16,
+        taps: None,
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("loads");

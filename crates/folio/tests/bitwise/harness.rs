@@ -18,12 +18,14 @@ use folio_engine::plan::{
 };
 use folio_engine::{
     DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros, ModelExecutor,
-    Pooling, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler, SchedulerConfig,
-    Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
+    Pooling, Reads, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler,
+    SchedulerConfig, Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
+use folio_model::eagle::Head;
 use folio_model::kv_format::{KvFormats, KvSkip};
+use folio_model::testing::eagle;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
@@ -101,19 +103,18 @@ pub struct Recorder {
 
 impl Recorder {
     pub fn load(fixture: &str, setup: Setup, blocks: u32) -> Self {
-        let checkpoint = longer(fixture);
-        let options = LoadOptions {
-            max_rows: MAX_ROWS,
-            max_logit_rows: MAX_ROWS,
-            max_model_len: Some(MAX_LEN as usize),
-            kv_formats: KvFormats {
-                most: setup.kv,
-                skipped: KvFormat::F16,
-                skip: if setup.mixed { vec![KvSkip::Layer(0)] } else { vec![] },
-            },
-            block_tokens: BLOCK_TOKENS as usize,
-            progress: None,
-        };
+        Self::load_tapped(&longer(fixture), fixture, setup, blocks, None)
+    }
+
+    /// With features for a head, if there is one.
+    fn load_tapped(
+        checkpoint: &Checkpoint,
+        fixture: &str,
+        setup: Setup,
+        blocks: u32,
+        taps: Option<&Head>,
+    ) -> Self {
+        let options = options(setup, taps);
         let (mut backend, mut model, quantized) = match setup.on {
             On::Cpu => {
                 let options_of_cpu = CpuOptions { threads: Some(setup.threads), isa: setup.isa };
@@ -121,7 +122,7 @@ impl Recorder {
                 if let Some(to) = setup.quantize {
                     backend.quantize_weights(to);
                 }
-                let (backend, model, recast) = load(&checkpoint, backend, setup.weights, options);
+                let (backend, model, recast) = load(checkpoint, backend, setup.weights, options);
                 let quantized = backend.quantized().matrices + recast;
                 (Box::new(backend) as Box<dyn Backend>, model, quantized)
             }
@@ -132,7 +133,7 @@ impl Recorder {
                     false => folio_emulator::device(order),
                 };
                 let backend = CudaBackend::new(driver).expect("a backend");
-                let (backend, model, recast) = load(&checkpoint, backend, setup.weights, options);
+                let (backend, model, recast) = load(checkpoint, backend, setup.weights, options);
                 // On a GPU the library may be too old for a type of weights.
                 let given = backend.given_to_a_library() > 0;
                 assert!(given == library || backend.device().name != "emulator", "{fixture}");
@@ -203,6 +204,8 @@ impl Executor for Recorder {
                 tentative_from: u32::MAX,
             });
             batch.tokens.extend(&sequence.tokens);
+            let end = batch.tokens.len() as u32;
+            batch.feature_rows.extend(end - sequence.features..end);
             for (group, table) in (0..).zip(sequence.block_tables.iter().take(groups)) {
                 batch.edit_table(slot, group, 0, table.iter().copied());
             }
@@ -216,10 +219,13 @@ impl Executor for Recorder {
         self.output.step = plan.step;
         self.output.samples.clear();
         self.output.drafts = drafts.to_vec();
+        self.output.features.clear();
         if batch.tokens.is_empty() {
             return Ok(());
         }
         let logits = self.backend.forward(batch).expect("forward").to_vec();
+        let features = batch.feature_rows.iter().flat_map(|row| self.backend.features(*row));
+        self.output.features.extend(features);
         let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
         for (span, sequence) in batch.spans.iter().zip(&plan.sequences) {
             let seen = self.rows.entry(sequence.id).or_default();
@@ -325,6 +331,23 @@ impl Drafter {
     }
 }
 
+/// What backends are prepared for.
+fn options(setup: Setup, taps: Option<&Head>) -> LoadOptions<'_> {
+    LoadOptions {
+        max_rows: MAX_ROWS,
+        max_logit_rows: MAX_ROWS,
+        max_model_len: Some(MAX_LEN as usize),
+        kv_formats: KvFormats {
+            most: setup.kv,
+            skipped: KvFormat::F16,
+            skip: if setup.mixed { vec![KvSkip::Layer(0)] } else { vec![] },
+        },
+        block_tokens: BLOCK_TOKENS as usize,
+        taps,
+        progress: None,
+    }
+}
+
 /// Loads a checkpoint whose weights are cast; and how many of its matrices became blocks.
 fn load<B: Backend>(
     checkpoint: &Checkpoint,
@@ -419,7 +442,37 @@ pub struct World {
 
 impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
-        let recorder = Recorder::load(fixture, setup, blocks);
+        Self::of(Recorder::load(fixture, setup, blocks), blocks)
+    }
+
+    /// The model of a head (`testing::eagle`), which proposes drafts for those that want a model's; its KV has `of_head` blocks.
+    pub fn with_head(name: &str, setup: Setup, blocks: u32, of_head: u32) -> Self {
+        let fixture = eagle::target(name);
+        let checkpoint = longer(&fixture);
+        let head = Head::open(&eagle::head(name), &checkpoint).expect("a head");
+        let mut world =
+            Self::of(Recorder::load_tapped(&checkpoint, &fixture, setup, blocks, Some(&head)), blocks);
+        let mut backend: Box<dyn Backend> = match setup.on {
+            On::Cpu => {
+                let options = CpuOptions { threads: Some(setup.threads), isa: setup.isa };
+                Box::new(CpuBackend::new(options).expect("a backend"))
+            }
+            On::Device(order) | On::Library(order) => {
+                Box::new(CudaBackend::new(folio_emulator::device(order)).expect("a backend"))
+            }
+        };
+        let loaded = head.load(&checkpoint, &mut *backend, &options(setup, None)).expect("a head loads");
+        backend.allocate_cache(&loaded.kv_layout, &[of_head as usize]).expect("a cache");
+        let drafter = ModelExecutor::new(backend, loaded.vocab, MAX_ROWS, MAX_ROWS);
+        let drafter = match loaded.token_ids {
+            Some(ids) => drafter.with_token_ids(ids, world.recorder.vocab),
+            None => drafter,
+        };
+        world.draft_with(drafter, Reads::Features { width: head.width() }, of_head);
+        world
+    }
+
+    fn of(recorder: Recorder, blocks: u32) -> Self {
         let cache = empty_cache(blocks, &recorder.windows);
         Self {
             recorder,
@@ -451,6 +504,15 @@ impl World {
     pub fn draft_by(&mut self, fixture: &str, setup: Setup, blocks: u32) {
         let recorder = Recorder::load(fixture, setup, blocks);
         assert!(recorder.windows.is_empty(), "{fixture} has windows");
+        let vocab = recorder.vocab;
+        self.draft_with(
+            ModelExecutor::new(recorder.backend, vocab, MAX_ROWS, MAX_ROWS),
+            Reads::Tokens,
+            blocks,
+        );
+    }
+
+    fn draft_with(&mut self, drafter: ModelExecutor, reads: Reads, blocks: u32) {
         let config = *self.cache.config();
         let own = GroupConfig { blocks: config.blocks, ..config.first_group() };
         let windows =
@@ -458,9 +520,9 @@ impl World {
         let groups: Vec<GroupConfig> =
             windows.chain([GroupConfig { blocks, optional: true, ..own }]).collect();
         self.cache = KvCache::with_groups(config, &groups, default_policy(0.01));
-        let as_drafter = DrafterModel { group: groups.len(), positions: MAX_LEN };
-        let vocab = recorder.vocab;
-        self.draft = Some((ModelExecutor::new(recorder.backend, vocab, MAX_ROWS, MAX_ROWS), as_drafter));
+        let as_drafter =
+            DrafterModel { group: groups.len(), block_tokens: own.block_tokens, positions: MAX_LEN, reads };
+        self.draft = Some((drafter, as_drafter));
     }
 
     /// From now on no mask is late.

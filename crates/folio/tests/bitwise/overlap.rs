@@ -6,6 +6,7 @@ use folio_cpu::Quantize;
 use folio_engine::{Drafter, SchedulerConfig};
 use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
+use folio_model::testing::eagle::{HEADS, target};
 
 use crate::harness::{Arrival, Oracle, Setup, World, batched, prompt};
 use crate::{blocks_for, mixed};
@@ -202,4 +203,51 @@ fn with_drafts_of_a_model() {
         }
     }
     assert!(right > 500 && drafts > right + 100 && preemptions > 10, "{drafts} {right} {preemptions}");
+}
+
+/// Heads that propose drafts from what the model computes, in each form, which were never trained and are hardly ever right: with rules and late masks,
+/// chunks, hits and preemption, steps under way, 1 and 2 threads, and room for some of their KV or for all.
+#[test]
+fn with_drafts_of_a_head() {
+    let (mut drafts, mut preemptions, mut cached) = (0, 0, 0);
+    for head in HEADS {
+        let mut arrivals = mixed(8, 97);
+        (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
+            arrival.max_tokens += 20;
+            arrival.rules = (id % 4 == 3).then_some(id);
+        });
+        arrivals.push(Arrival { step: 9, ..arrivals[1].clone() });
+        let blocks = blocks_for(&arrivals);
+        // What is tapped changes no bit of the model.
+        let oracle = Oracle::new(&mut World::new(&target(head), Setup::PLAIN, blocks), &arrivals);
+        for (rows, depth, lag, late, threads, of_head) in [
+            (48, 1, 1, false, 2, blocks),
+            (48, 2, 1, false, 1, blocks),
+            (17, 2, 1, true, 2, blocks / 3),
+            (512, 2, 3, false, 2, blocks),
+        ] {
+            let mut world = World::with_head(head, Setup { threads, ..Setup::PLAIN }, blocks, of_head);
+            world.overlap(depth, lag, None);
+            world.speculate(oracle.speculation(&arrivals, Drafter::Eagle3, usize::MAX));
+            if late {
+                world.late_masks();
+            }
+            let config = SchedulerConfig { max_num_batched_tokens: rows, ..batched(6) };
+            for again in [false, true] {
+                let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                    if now == 12 {
+                        scheduler.preempt_all(cache);
+                    }
+                });
+                let what =
+                    format!("{head}, {rows} rows, depth {depth}, lag {lag}, late {late}, again {again}");
+                oracle.check(&run, &what);
+                assert!(run.drafts.0 > 0, "{what}");
+                drafts += run.drafts.0;
+                preemptions += run.preemptions;
+                cached += run.cached.iter().sum::<u32>();
+            }
+        }
+    }
+    assert!(drafts > 300 && preemptions > 10 && cached > 300, "{drafts} {preemptions} {cached}");
 }

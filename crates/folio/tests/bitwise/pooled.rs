@@ -106,6 +106,7 @@ fn served(fixture: &std::path::Path, rows: usize, budget: u32, tokens: &[u32], p
         max_model_len: None,
         kv_formats: folio_model::backend::DType::F16.into(),
         block_tokens: harness::BLOCK_TOKENS as usize,
+        taps: None,
         progress: None,
     };
     let model = Model::load(&checkpoint, &mut backend, options).expect("a model");

@@ -1,0 +1,29 @@
+"""An EAGLE-3 head beside the model: OpenAI's SDK gets the same tokens with and without, and most of its drafts of a story are right."""
+
+from pathlib import Path
+
+from conftest import client_of
+from test_draft_model import ASKS, answers, total
+
+HEAD = str(Path(__file__).parent / "data/eagle3-demo")
+
+
+def test_a_head_changes_no_token_and_no_log_probability(serve, tmp_path):
+    plain = answers(serve())
+    small = ["--kv-cache-memory", "8MiB", "--max-model-len", "1024", "--max-num-seqs", "4"]
+    drafted = serve("--draft-model", HEAD, "--disk-kv", str(tmp_path), "--disk-kv-size", "64MiB", *small)
+    assert len(plain) == 2 * len(ASKS) and answers(drafted) == plain
+    drafts, right = (total(drafted, f"vllm:spec_decode_num_{what}_tokens_total") for what in ("draft", "accepted"))
+    assert 0 < right <= drafts
+
+
+def test_drafts_of_what_it_was_trained_on_are_mostly_right(serve):
+    server = serve("--draft-model", HEAD)
+    client = client_of(server)
+    for animal in ("fox", "cat", "horse"):
+        messages = [{"role": "user", "content": f"Tell me a story about a {animal}."}]
+        client.chat.completions.create(model="folio-demo", messages=messages, max_tokens=100, temperature=0)
+    of = lambda what: {dict(labels).get("drafter"): value for (name, labels), value in server.metrics().items() if name == f"vllm:spec_decode_num_{what}_tokens_total"}
+    drafts, right = of("draft"), of("accepted")
+    assert drafts["eagle3"] > 0 and drafts["model"] == 0
+    assert right["eagle3"] > 0.4 * drafts["eagle3"], (right, drafts)
