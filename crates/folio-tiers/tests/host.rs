@@ -1,5 +1,7 @@
 //! Blocks in memory of the process: what was kept is found and loaded, by its tenant alone, and never takes more than it may.
 
+#![expect(clippy::single_range_in_vec_init, reason = "what a tier has is a list of ranges, often of one")]
+
 mod common;
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use folio_engine::EventFeed;
-use folio_events::{KvEvents, KvEventsConfig, Source, int_hash, medium_name};
-use folio_kv::{
-    BlockHashes, CacheConfig, CacheEvent, Identity, KvCache, LruLeafFirst, Root, TenantId, Tiers,
-};
+use folio_events::{KvEvents, KvEventsConfig, MEDIUM, Source, int_hash};
+use folio_kv::{BlockHashes, CacheConfig, CacheEvent, Identity, KvCache, LruLeafFirst, Root, TenantId};
 use rmpv::Value;
 
 pub const SIZE: u32 = 4;
@@ -58,9 +56,9 @@ impl Bench {
     /// Computes `tokens` as a request of the tenant does, and tells what happened.
     pub fn serve(&mut self, tenant: u32, tokens: &[u32]) {
         let hashes = BlockHashes::new(&root(tenant), tokens, SIZE);
-        let (mut copies, mut loads) = (Vec::new(), Vec::new());
+        let mut copies = Vec::new();
         let most = tokens.len() as u32 - 1;
-        let mut table = self.cache.attach(hashes, tokens, most, Tiers::Device, &mut copies, &mut loads);
+        let mut table = self.cache.attach(hashes, tokens, most, &mut copies);
         self.cache.grow(&mut table, tokens.len() as u32, &mut copies).expect("room");
         self.feed.put(&mut self.cache);
         self.cache.commit(&mut table, tokens, tokens.len() as u32).expect("in order");
@@ -90,10 +88,9 @@ impl Bench {
         let all = self.cache.resident();
         let blocks = all.events.iter().zip(all.tokens.chunks_exact(SIZE as usize));
         let entry = |(event, tokens): (&CacheEvent, &[u32])| match *event {
-            CacheEvent::Stored { tenant, hash, parent, medium } if told(tenant) => Some((
-                (int_hash(&hash), medium_name(medium).to_owned()),
-                (parent.as_ref().map(int_hash), tokens.to_vec()),
-            )),
+            CacheEvent::Stored { tenant, hash, parent } if told(tenant) => {
+                Some(((int_hash(&hash), MEDIUM.to_owned()), (parent.as_ref().map(int_hash), tokens.to_vec())))
+            }
             _ => None,
         };
         blocks.filter_map(entry).collect()
