@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRef, FromRequest, FromRequestParts, MatchedPath, Request, State};
+use axum::extract::{FromRef, FromRequest, FromRequestParts, MatchedPath, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Response, header};
 use axum::middleware::Next;
@@ -272,6 +272,20 @@ impl<S: Sync> FromRequestParts<S> for Tenant {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
         let tenant = parts.extensions.get::<Tenant>().cloned();
         Ok(tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?)
+    }
+}
+
+/// What an address names.
+pub struct Id(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| {
+            ApiError::invalid("id", "Invalid 'id': what the address names is no text in UTF-8.")
+        })?;
+        Ok(Self(id))
     }
 }
 

@@ -2,14 +2,15 @@
 
 use std::sync::LazyLock;
 
-use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
 use folio_kv::TenantId;
 use serde_json::{Value, json};
 
+use crate::arrival::Id;
 use crate::endpoints::anthropic;
 use crate::engine::Served;
 use crate::http::Shared;
@@ -36,7 +37,7 @@ pub async fn models(State(served): Shared<Served>, request: Request) -> Reply {
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(State(served): Shared<Served>, Path(name): Path<String>, request: Request) -> Reply {
+pub async fn model(State(served): Shared<Served>, Id(name): Id, request: Request) -> Reply {
     if !served.context.model.answers_to(&name) {
         return Err(ApiError::model_not_found(&name, served.name()).into());
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::Response;
 use folio_engine::handle::Rejected;
 use folio_engine::request::{EventSink, RetentionRange};
@@ -17,7 +17,7 @@ use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, Retention, Tenant
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::arrival::JsonRequest;
+use crate::arrival::{Id, JsonRequest};
 use crate::engine::{self, Served};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
@@ -260,7 +260,7 @@ pub async fn list(State(served): Shared<Served>, tenant: Tenant) -> Reply {
 }
 
 /// `GET /v1/cache/prefixes/{id}`
-pub async fn show(State(served): Shared<Served>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn show(State(served): Shared<Served>, tenant: Tenant, Id(id): Id) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&id)?);
     let prefix = prefix(command(&served, CacheCommand::Show { tenant, id }).await?)?;
     Ok(json_response(describe(&served, &prefix).to_string()))
@@ -268,11 +268,7 @@ pub async fn show(State(served): Shared<Served>, tenant: Tenant, Path(id): Path<
 
 /// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live; what is not given stays. With `load` what tiers have of
 /// it is brought to the device before.
-pub async fn change(
-    State(generator): Shared<Generator>,
-    Path(id): Path<String>,
-    request: JsonRequest,
-) -> Reply {
+pub async fn change(State(generator): Shared<Generator>, Id(id): Id, request: JsonRequest) -> Reply {
     let Generator { served, load, .. } = &*generator;
     let _counted = load.in_flight.enter();
     let JsonRequest { tenant: asking, body, held: _held, entry, .. } = request;
@@ -385,7 +381,7 @@ pub async fn delete(
     State(served): Shared<Served>,
     State(tenancy): Shared<Tenancy>,
     tenant: Tenant,
-    Path(name): Path<String>,
+    Id(name): Id,
 ) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&name)?);
     tenancy.prefix_texts.forget_one(tenant, id);
