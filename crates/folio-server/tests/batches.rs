@@ -591,3 +591,43 @@ async fn a_folder_of_an_older_version_opens_and_its_batches_go_on() {
     }
     assert!(refused.contains("batch_open.json") && refused.contains("newer version"), "{refused}");
 }
+
+/// Each of them once held a thread of those that read prompts.
+#[tokio::test]
+async fn readers_of_files_that_do_not_read_hold_no_thread() {
+    const READERS: usize = 600;
+    let limits = BatchLimits { file_bytes: 4 << 20, ..BatchLimits::default() };
+    let batch = BatchConfig { limits, ..Default::default() };
+    let keys = vec!["alpha".into(), "beta".into()];
+    let client = Client::with(
+        ServerConfig { api_keys: keys, batch, ..Default::default() },
+        app(FakeEngine::saying("ok")),
+    );
+    let (alpha, beta) = (client.key("alpha"), client.key("beta"));
+    let text = line(1, "/v1/completions", json!({"prompt": "x".repeat(3 << 20)}));
+    let path = format!("/v1/files/{}/content", upload(&alpha, &text).await);
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let response = alpha.send(alpha.request("GET", &path, "")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        readers.push(response);
+    }
+    // Not so short that it is read on the event loop.
+    let asked = json!({"prompt": "hi ".repeat(600), "truncate_prompt_tokens": 4, "max_tokens": 1});
+    let answered = tokio::time::timeout(Duration::from_secs(60), beta.post("/v1/completions", &asked)).await;
+    assert_eq!(answered.expect("prompts are read").status, StatusCode::OK);
+    let held = beta.metric("folio:in_flight_bytes", &[]).await as usize;
+    assert_eq!(held, READERS * (64 << 10), "what each may take in memory is counted");
+    // Whoever reads gets all of it, in pieces.
+    let whole = reply(readers.pop().unwrap()).await;
+    assert!(whole.text == text, "{} of {}", whole.text.len(), text.len());
+    drop(readers);
+    for _ in 0..1000 {
+        if beta.metric("folio:in_flight_bytes", &[]).await == 0.0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("what was held is not given back");
+}
+

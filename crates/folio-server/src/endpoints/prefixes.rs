@@ -72,8 +72,8 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
         let kept = match computed.kept {
             Some(kept) => kept,
             None => {
-                let hashes =
-                    BlockHashes::new(&root, &wanted.tokens, served.engine.stats().cache.block_tokens);
+                let asked = vec![(root, wanted.tokens.clone())];
+                let hashes = engine::hashes(served, tenant.id, asked).await.remove(0);
                 let (tokens, retention) = (wanted.tokens.len() as u32, retention(&wanted.keep));
                 match command(
                     served,
@@ -210,7 +210,7 @@ async fn run(
     let prompt_tokens = request.prompt.len() as u64;
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = match engine::submit(&served.engine, request, sink).await {
+    let flag = match engine::submit(served, request, sink).await {
         Ok(flag) => flag,
         Err(rejected) => return Err(refused_by(generator, ticket, rejected)),
     };
@@ -337,7 +337,8 @@ async fn load_prefix(
     if let Err(rejected) = served.engine.check(&whole) {
         return Err(refused_by(generator, ticket, rejected));
     }
-    let hashes = engine::hashes(&served.engine, &[whole]).await.remove(0);
+    let prompts = vec![(whole.root, text.clone())];
+    let hashes = engine::hashes(served, tenant.id, prompts).await.remove(0);
     let names: Vec<&'static str> = served.engine.tier_stats().iter().map(|tier| tier.name).collect();
     let found = in_tiers(&hashes, prefix, names.len());
     let in_tiers: u32 = found.iter().sum();

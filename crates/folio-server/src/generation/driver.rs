@@ -16,6 +16,7 @@ use folio_api::ApiError;
 use folio_api::events::{Delta, PromptReport, Scored};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason};
+use folio_text::work::giving_way;
 use folio_text::{DetokenizeOptions, Detokenizer, work};
 use tokio::sync::mpsc;
 
@@ -90,11 +91,9 @@ impl ResponseDriver {
             return Some(self);
         }
         let (generator, abort) = (self.generator.clone(), self.abort.clone());
-        // It was let in before: where the line is full, it does not wait in it.
-        let turn = generator.load.text.turn(&self.tenant.id, bytes as u64).await;
-        let worked = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            work(&mut self);
+        let tenant = self.tenant.id;
+        let work = move || {
+            giving_way(|| work(&mut self));
             self
         });
         let worked = worked.await;
@@ -166,7 +165,7 @@ impl ResponseDriver {
         self.ticket.iter_mut().for_each(Ticket::started);
         let Generator { tenancy, served, .. } = &*self.generator;
         if self.job.reads_shared(job) {
-            tenancy.shared.served(&served.engine, &job.tokens, cached);
+            tenancy.shared.served(served, &job.tokens, cached);
         }
         if let Some(key) = &self.job.generation.cache.key {
             tenancy.cache_keys.count(self.tenant.id, key, tokens, cached.into());

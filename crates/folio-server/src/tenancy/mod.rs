@@ -3,7 +3,6 @@
 pub(crate) mod bucket;
 pub(crate) mod cache_keys;
 pub(crate) mod declared;
-pub(crate) mod fair_queue;
 pub(crate) mod gate;
 pub(crate) mod kept;
 pub(crate) mod keyring;

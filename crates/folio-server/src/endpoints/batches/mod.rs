@@ -13,13 +13,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Response, Uri, header};
 use futures_core::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::arrival::JsonRequest;
+use crate::arrival::{Id, JsonRequest};
 use crate::batch::lines::{Endpoint, Usage};
 use crate::batch::multipart::{Part, boundary, parts};
 use crate::batch::records::{Batch, Counts, FileMeta, Record, Status, VERSION};
@@ -32,6 +32,7 @@ use crate::http::{fresh_id, read_body};
 use crate::load::Load;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
+use crate::tenancy::unread::Held;
 use folio_api::fields::{Fields, within};
 use folio_api::refused;
 use folio_api::{ApiError, unix_s};
@@ -43,7 +44,9 @@ const SECONDS: (u64, u64) = (3600, 30 * 24 * 3600);
 const METADATA_MAX: usize = 16;
 /// Of an upload.
 const LEAST_BYTES_A_SECOND: usize = 256 << 10;
-const PIECE_BYTES: usize = 256 << 10;
+/// Of a file on its way to a reader, and how many of them it takes in memory: one that waits, one that leaves.
+const PIECE_BYTES: usize = 32 << 10;
+const PIECES: usize = 2;
 
 /// Goes on with what an earlier process left.
 pub(crate) fn resume(runner: &Arc<Runner>) {
@@ -95,7 +98,8 @@ pub async fn upload(
 /// An upload's fields.
 struct Form<'a> {
     filename: String,
-    content: &'a [u8],
+    /// A part of the body.
+    content: Bytes,
     seconds: u64,
 }
 
@@ -151,7 +155,7 @@ impl<'a> Form<'a> {
         if filename.len() > FILENAME_BYTES_MAX || filename.chars().any(char::is_control) {
             return Err(ApiError::invalid("file", "The file's name is too long or has control characters."));
         }
-        Ok(Self { filename, content: file.content, seconds })
+        Ok(Self { filename, content: body.slice_ref(file.content), seconds })
     }
 }
 
@@ -178,16 +182,21 @@ fn file_json(file: &FileMeta) -> Value {
 
 /// What the store says. It reads and writes files, so it is asked off the event loop.
 async fn stored<T: Send + 'static>(
-    batches: &Arc<Batches>,
-    ask: impl FnOnce(&Store) -> T + Send + 'static,
+    (load, batches): (&Load, &Arc<Batches>),
+    tenant: &Tenant,
+    ask: impl FnOnce(&Store) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let batches = batches.clone();
-    let asked = tokio::task::spawn_blocking(move || ask(&batches.store)).await;
-    asked.map_err(|_| ApiError::internal("the batch folder could not be asked"))
+    load.with_files(tenant.id, 1, move || ask(&batches.store)).await
 }
 
 /// `GET /v1/files`
-pub async fn list_files(State(batches): Shared<Batches>, tenant: Tenant, uri: Uri) -> Reply {
+pub async fn list_files(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    uri: Uri,
+) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
     let owner = tenant.owner.clone();
     let mut files = stored(&batches, move |store| store.files(&owner)).await?;
@@ -206,24 +215,39 @@ pub async fn list_files(State(batches): Shared<Batches>, tenant: Tenant, uri: Ur
 }
 
 /// `GET /v1/files/{id}`
-pub async fn show_file(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn show_file(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
+    let found = stored((&load, &batches), &tenant, move |store| Ok(store.file(&owner, &name))).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
     Ok(json_response(file_json(&file).to_string()))
 }
 
 /// `DELETE /v1/files/{id}`
-pub async fn delete_file(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn delete_file(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    if !stored(&batches, move |store| store.delete(&owner, &name)).await?? {
+    if !stored((&load, &batches), &tenant, move |store| store.delete(&owner, &name)).await? {
         return Err(not_found("file", &id).into());
     }
     Ok(json_response(json!({"id": id, "object": "file", "deleted": true}).to_string()))
 }
 
 /// `GET /v1/files/{id}/content`
-pub async fn content(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn content(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
     let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
     let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
@@ -242,18 +266,27 @@ pub async fn content(State(batches): Shared<Batches>, tenant: Tenant, Path(id): 
     Ok(response)
 }
 
-fn send(mut reader: Box<dyn BufRead + Send>, to: &mpsc::Sender<std::io::Result<Bytes>>) {
-    loop {
-        let mut piece = Vec::with_capacity(PIECE_BYTES);
-        let read = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece);
-        let piece = match read {
-            Ok(0) => return,
-            Ok(_) => Ok(piece.into()),
-            Err(error) => Err(error),
+/// Reads a file piece by piece. A reader that is slow holds back the next piece, and no thread; one that left ends them.
+async fn send(
+    (load, tenant): (Arc<Load>, TenantId),
+    mut reader: Box<dyn BufRead + Send>,
+    to: mpsc::Sender<std::io::Result<Bytes>>,
+    _held: Held,
+) {
+    while let Ok(place) = to.reserve().await {
+        let read = move || {
+            let mut piece = Vec::with_capacity(PIECE_BYTES);
+            let read = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece);
+            (reader, read.map(|_| piece))
         };
-        let failed = piece.is_err();
-        if to.blocking_send(piece).is_err() || failed {
-            return;
+        let Ok((rest, piece)) = load.files.finish(tenant, PIECE_BYTES, read).await else {
+            return place.send(Err(std::io::Error::other("reading was not done to its end")));
+        };
+        reader = rest;
+        match piece {
+            Ok(piece) if piece.is_empty() => return,
+            Ok(piece) => place.send(Ok(piece.into())),
+            Err(error) => return place.send(Err(error)),
         }
     }
 }
@@ -279,7 +312,8 @@ pub async fn create(State(runner): Shared<Runner>, request: JsonRequest) -> Repl
     let record = generator.load.off_thread(tenant.id, bytes, read).await?;
     let scope = Scope::of(record.endpoint.path());
     tenant.check_scope(scope)?;
-    let batch = stored(batches, move |store| store.begin(record)).await??;
+    let store = (&*generator.load, batches);
+    let batch = stored(store, &tenant, move |store| store.begin(record)).await?;
     let told = batch_json(&generator.served, &batch);
     tokio::spawn(run::run(runner, batch));
     Ok(json_response(told.to_string()))
@@ -360,6 +394,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
 /// `GET /v1/batches`
 pub async fn list_batches(
     State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
     State(served): Shared<Served>,
     tenant: Tenant,
     uri: Uri,
@@ -375,7 +410,7 @@ pub async fn show_batch(
     State(batches): Shared<Batches>,
     State(served): Shared<Served>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Reply {
     let batch = find(&batches, &tenant, &id)?;
     Ok(json_response(batch_json(&served, &batch).to_string()))
@@ -384,9 +419,10 @@ pub async fn show_batch(
 /// `POST /v1/batches/{id}/cancel`
 pub async fn cancel(
     State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
     State(served): Shared<Served>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Reply {
     let batch = find(&batches, &tenant, &id)?;
     let mut refused = None;
@@ -406,7 +442,7 @@ pub async fn cancel(
     }
     batch.wake.notify_waiters();
     let its = batch.clone();
-    if let Err(error) = stored(&batches, move |store| store.save(&its)).await? {
+    if let Err(error) = stored((&load, &batches), &tenant, move |store| Ok(store.save(&its))).await? {
         tracing::warn!(batch = id, %error, "a cancellation cannot be written down");
     }
     Ok(json_response(batch_json(&served, &batch).to_string()))
