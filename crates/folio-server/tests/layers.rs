@@ -149,3 +149,10 @@ fn work_leaves_the_event_loop_by_pools_that_are_bounded() {
     assert_eq!(leaving, known);
 }
 
+/// Hashing is as long as a prompt: the engine does it, where `engine::hashes` says.
+#[test]
+fn prompts_are_hashed_by_the_engine_alone() {
+    let hashing = |source: &Source| source.text.contains("BlockHashes::new");
+    let found: Vec<_> = sources().into_iter().filter(hashing).map(|source| source.path).collect();
+    assert!(found.is_empty(), "{found:?}");
+}

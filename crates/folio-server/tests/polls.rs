@@ -79,6 +79,7 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
         "/v1/messages/count_tokens",
         "/v1/chat/completions/render",
         "/v1/completions/render",
+        "/v1/cache/prefixes",
         "/v1/cache/prefixes/pfx_00000000000000000000000000000000",
         "/v1/batches",
         "/tokenize",
