@@ -6,7 +6,7 @@
 //! error, and the errors get a moment to leave before the sockets close.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -27,7 +27,7 @@ use crate::engine::App;
 use crate::error::ServerError;
 use crate::http::Peer;
 use crate::http::connections::{Connections, Patient, Place};
-use crate::http::tls::Tls;
+use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;
 use crate::observability::usage::SAVED_EVERY;
@@ -107,6 +107,9 @@ impl Server {
         let state = self.state.clone();
         tokio::spawn(async move { state.tenancy.shared.compute(&state.served).await });
         tokio::spawn(save_usage(self.state.clone()));
+        if let Some(tls) = &self.tls {
+            tokio::spawn(look_at_files(Arc::downgrade(tls)));
+        }
         let lag = tokio::spawn(measure_lag(self.state.observability.clone()));
         self.resume_batches();
         let (serving, operators) = (self.router(), self.admin_router());
@@ -252,6 +255,15 @@ async fn measure_lag(observability: Arc<Observability>) {
         let wanted = tokio::time::Instant::now() + LAG_EVERY;
         tokio::time::sleep_until(wanted).await;
         observability.metrics.lag(tokio::time::Instant::now().saturating_duration_since(wanted));
+    }
+}
+
+/// Has certificate and key read again when their files change, as long as the server is there.
+async fn look_at_files(tls: Weak<Tls>) {
+    loop {
+        tokio::time::sleep(LOOKED_AT_EVERY).await;
+        let Some(tls) = tls.upgrade() else { return };
+        let _ = tokio::task::spawn_blocking(move || tls.look()).await;
     }
 }
 

@@ -83,29 +83,33 @@ pub async fn upload(
         ApiError::new(408, "invalid_request_error", message)
     })??;
     let (owner, bytes) = (tenant.owner.clone(), body.len());
-    let kept = load.off_thread(tenant.id, bytes, move || {
+    let form = load.off_thread(tenant.id, bytes, move || {
+        let parts = parts(&body, &boundary)
+            .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
+        Form::read(&body, &parts, most)
+    });
+    let form = form.await?;
+    let kept = load.with_files(tenant.id, bytes, move || {
         // What the file takes in memory is counted until it is kept.
         let _held = held;
-        let form = parts(&body, &boundary)
-            .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
-        let form = Form::read(&form, most)?;
-        batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
+        batches.store.put(&owner, &form.filename, &form.content, Some(unix_s() + form.seconds))
     });
     let kept = kept.await?;
     Ok(json_response(file_json(&kept).to_string()))
 }
 
 /// An upload's fields.
-struct Form<'a> {
+struct Form {
     filename: String,
     /// A part of the body.
     content: Bytes,
     seconds: u64,
 }
 
-impl<'a> Form<'a> {
-    fn read(parts: &[Part<'a>], most: usize) -> Result<Self, ApiError> {
-        let mut fields: HashMap<&str, &Part<'a>> = HashMap::new();
+impl Form {
+    /// `parts`: of the body.
+    fn read(body: &Bytes, parts: &[Part], most: usize) -> Result<Self, ApiError> {
+        let mut fields: HashMap<&str, &Part> = HashMap::new();
         for part in parts {
             if fields.insert(&part.name, part).is_some() {
                 return Err(ApiError::invalid(&*part.name, format!("'{}' is given twice.", part.name)));
@@ -249,16 +253,17 @@ pub async fn content(
     Id(id): Id,
 ) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
-    let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
-    let reader = tokio::task::spawn_blocking(move || content.reader()).await;
-    let reader = reader
-        .map_err(|error| error.to_string())
-        .and_then(|reader| reader.map_err(|error| error.to_string()));
-    let reader = reader.map_err(|error| ApiError::internal(format!("the file cannot be read: {error}")))?;
-    // A reader that is slow holds back the pieces, one that left ends them.
-    let (sender, pieces) = mpsc::channel(2);
-    tokio::task::spawn_blocking(move || send(reader, &sender));
+    let ask = move |store: &Store| {
+        let found = store.file(&owner, &name);
+        let opened = found.map(|(file, content)| content.reader().map(|reader| (file, reader))).transpose();
+        opened.map_err(|error| ApiError::internal(format!("the file cannot be read: {error}")))
+    };
+    let found = stored((&load, &batches), &tenant, ask).await?;
+    let (file, reader) = found.ok_or_else(|| not_found("file", &id))?;
+    let mut held = load.unread.hold(&tenant.gate);
+    held.grow(PIECES * PIECE_BYTES)?;
+    let (sender, pieces) = mpsc::channel(1);
+    tokio::spawn(send((load, tenant.id), reader, sender, held));
     let mut response = Response::new(Body::from_stream(Pieces(pieces)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -506,25 +511,11 @@ impl<'a> Query<'a> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
-    /// The part of a list that was asked for; `usual` and most members of one.
-    fn page(&self, mut list: Vec<(String, Value)>, (usual, most): (usize, usize)) -> Reply {
-        let limit = match self.get("limit") {
-            None => usual,
-            Some(text) => text.parse().ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(|| {
-                ApiError::invalid("limit", format!("Invalid 'limit': it must be a number from 1 to {most}."))
-            })?,
-        };
-        if let Some(after) = self.get("after") {
-            let at = list.iter().position(|(id, _)| id == after);
-            let at =
-                at.ok_or_else(|| ApiError::invalid("after", "Invalid 'after': nothing here has this id."))?;
-            list.drain(..=at);
-        }
-        let more = list.len() > limit;
-        list.truncate(limit);
-        let ends = [list.first(), list.last()].map(|end| end.map(|(id, _)| id.clone()));
-        let data: Vec<Value> = list.into_iter().map(|(_, value)| value).collect();
-        let page = json!({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": more});
-        Ok(json_response(page.to_string()))
+    /// How many of a list are asked for: as many as usual, and at most so many.
+    fn limit(&self, (usual, most): (usize, usize)) -> Result<usize, ApiError> {
+        let Some(text) = self.get("limit") else { return Ok(usual) };
+        text.parse().ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(|| {
+            ApiError::invalid("limit", format!("Invalid 'limit': it must be a number from 1 to {most}."))
+        })
     }
 }
