@@ -325,9 +325,12 @@ fn a_stream_of_a_response_ends_with_the_whole_one_which_is_stored() {
     let stored = Arc::new(std::sync::Mutex::new(Vec::new()));
     let writer = |repeated: Map<String, Value>| {
         let stored = stored.clone();
-        let keep: responses::Keep = Box::new(move |response: &Value, said: Vec<Value>| {
-            stored.lock().unwrap().push((response.clone(), said));
-        });
+        let keep: responses::Keep =
+            Box::new(move |response: Arc<str>, output: Vec<Value>, said: Vec<Value>| {
+                let response: Value = serde_json::from_str(&response).unwrap();
+                assert_eq!(response["output"], json!(output));
+                stored.lock().unwrap().push((response, said));
+            });
         let seal: responses::Seal = Box::new(|text| Some(format!("sealed {text}")));
         responses::ResponseWriter::new("resp_2".into(), repeated, Some(keep), Default::default(), Some(seal))
     };

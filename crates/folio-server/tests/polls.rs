@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use axum::body::to_bytes;
-use common::{Client, FakeEngine, app};
+use common::{Client, FakeEngine, app, tool_app};
+use folio_engine::FinishReason;
 use folio_server::{Limits, ServerConfig};
 use folio_text::work;
 use serde_json::{Value, json};
@@ -96,6 +97,112 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
     }
 }
 
+/// The same with everything that the loop's thread does until then: also what tasks of the server do that nobody polls here.
+async fn in_all(client: &Client, method: &str, path: &str, body: &Value) -> (u16, String, u64) {
+    let before = work::done();
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let (status, text, _) = watched(client, method, path, body).await;
+    // The task that wrote the answer may have more to do.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    (status, text, work::done() - before)
+}
+
+/// A response repeats its request, whole and in three events, and is kept and told again.
+#[tokio::test]
+async fn what_a_response_repeats_is_written_off_the_loop() {
+    let engine = FakeEngine::saying("ok");
+    let client = Client::with(ServerConfig::default(), tool_app(engine.clone(), 1 << 23));
+    let long = "ab ".repeat(1 << 20);
+    let tool =
+        json!({"type": "function", "name": "f", "description": long, "parameters": {"type": "object"}});
+    for (what, more) in [
+        ("instructions", json!({"instructions": long})),
+        ("tools", json!({"tools": [tool], "tool_choice": "none"})),
+    ] {
+        for how in [
+            json!({}),
+            json!({"stream": true}),
+            json!({"background": true}),
+            json!({"background": true, "stream": true}),
+        ] {
+            let mut body = json!({"input": "hi", "max_output_tokens": 1});
+            for part in [&more, &how] {
+                body.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+            }
+            let (status, text, steps) = in_all(&client, "POST", "/v1/responses", &body).await;
+            assert!(
+                status == 200 && text.len() > 1 << 20,
+                "{what} {how}: {status} {}",
+                &text[..text.len().min(300)]
+            );
+            assert!(steps <= STEPS_MAX, "{what} {how}: {steps} steps");
+            let start = text.find("resp_").unwrap();
+            let path = format!("/v1/responses/{}", &text[start..start + 37]);
+            for (method, path) in [
+                ("GET", path.clone()),
+                ("GET", format!("{path}/input_items")),
+                ("POST", format!("{path}/cancel")),
+            ] {
+                let (_, text, steps) = in_all(&client, method, &path, &Value::Null).await;
+                assert!(steps <= STEPS_MAX, "{method} {path}: {steps} steps, {} bytes", text.len());
+            }
+        }
+    }
+    // One that does not end by itself is cancelled, and one that fails says so.
+    engine.plan(|plan| plan.manual = true);
+    let body = json!({"input": "hi", "max_output_tokens": 1, "background": true, "instructions": long});
+    let (_, text, _) = in_all(&client, "POST", "/v1/responses", &body).await;
+    let id = serde_json::from_str::<Value>(&text).unwrap()["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/responses/{id}/cancel");
+    let (status, text, steps) = in_all(&client, "POST", &path, &Value::Null).await;
+    assert!(status == 200 && text.contains(r#""status":"cancelled""#) && steps <= STEPS_MAX, "{steps}");
+    engine.plan(|plan| (plan.manual, plan.end) = (false, Some(FinishReason::Error)));
+    let body = json!({"input": "hi", "max_output_tokens": 9, "stream": true, "instructions": long});
+    let (_, text, steps) = in_all(&client, "POST", "/v1/responses", &body).await;
+    assert!(text.contains("response.failed") && steps <= STEPS_MAX, "{steps}");
+}
+
+/// So does the end of each of its items.
+#[tokio::test]
+async fn the_end_of_a_long_item_is_written_off_the_loop() {
+    let mut app = app(FakeEngine::saying(&"a".repeat(100_000)));
+    app.model.context_length = 1 << 20;
+    let client = Client::with(ServerConfig::default(), app);
+    let body = json!({"input": "hi", "stream": true});
+    let before = work::done();
+    let (status, text, _) = watched(&client, "POST", "/v1/responses", body.to_string()).await;
+    assert!(status == 200 && text.contains("response.completed"));
+    // 100,000 events of a token each, and nothing that is as long as the answer, which would be 400,000 bytes more.
+    let tokens: usize =
+        text.split("event: response.output_text.delta").skip(1).map(|event| event.len()).sum();
+    let steps = work::done() - before;
+    assert!((steps as usize) < tokens * 2, "{steps} steps for {tokens} bytes of deltas");
+}
+
+#[tokio::test]
+async fn what_a_client_attaches_for_itself_is_short() {
+    let client = client();
+    let long = "x".repeat(513);
+    for (name, value) in [
+        ("metadata", json!({"a": long})),
+        ("metadata", (0..17).map(|at| (at.to_string(), json!("b"))).collect()),
+        ("metadata", json!({"n".repeat(65): "b"})),
+        ("user", json!(long)),
+        ("safety_identifier", json!(long)),
+    ] {
+        for (path, body) in [
+            ("/v1/responses", json!({"input": "hi", name: value})),
+            ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "hi"}], name: value})),
+        ] {
+            let (status, text, _) = watched(&client, "POST", path, body.to_string()).await;
+            let error: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!((status, &error["error"]["param"]), (400, &json!(name)), "{path} {text}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_short_request_for_a_long_conversation_is_no_short_one() {
     let client = client();
@@ -145,3 +252,4 @@ async fn an_answer_that_is_not_streamed_is_written_off_the_loop() {
     let (status, text, most) = watched(&client, "POST", "/v1/completions", body.to_string()).await;
     assert!(status == 200 && text.len() > 1 << 20 && most <= STEPS_MAX, "{status} {} {most}", text.len());
 }
+

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 pub use items::{named, page};
 pub use request::Request;
-pub use writer::{Keep, ResponseWriter, Seal, failure};
+pub use writer::{Keep, ResponseWriter, Seal, ended};
 
 use crate::error::ApiError;
 

@@ -4,15 +4,17 @@
 //! there are more, the tenant that holds the most gives way, with what it used least recently, and what still runs last: so one
 //! tenant's flood drives out its own. Nothing outlives the process.
 //!
-//! Cost: a few operations on ordered maps. A response costs its bytes, and at least an even share of all, so that the bytes bound
-//! their number too.
+//! Cost: a few operations on ordered maps, and nothing that grows with a response, which is shared with whoever asks. A response costs its
+//! bytes, and at least an even share of all, so that the bytes bound their number too.
 
 pub(crate) mod log;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use folio_kv::TenantId;
+use folio_text::work;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
@@ -60,18 +62,23 @@ struct Entry {
 #[derive(Clone)]
 pub struct StoredResponse {
     /// The response object as JSON.
-    pub response: Value,
+    pub response: Arc<str>,
+    /// The items of its answer, each with an id.
+    output: Arc<[Value]>,
     /// The conversation up to its end, without instructions.
     pub messages: Arc<[Value]>,
     /// The request's own items, each with an id.
     pub input: Arc<[Value]>,
+    /// It was asked for without waiting for it.
+    pub background: bool,
+    /// About what all that takes in memory.
+    pub bytes: usize,
 }
 
 impl StoredResponse {
     /// An item of the answer or of what it was asked with.
     pub fn item(&self, id: &str) -> Option<&Value> {
-        let output = self.response["output"].as_array().into_iter().flatten();
-        output.chain(self.input.iter()).find(|item| item["id"] == *id)
+        self.output.iter().chain(self.input.iter()).find(|item| item["id"] == *id)
     }
 }
 
@@ -82,8 +89,7 @@ impl ResponseStore {
 
     /// Keeps a response, in the place of an earlier state of it. `running`: it goes on, as far as is known.
     pub fn put(&self, tenant: TenantId, id: &str, record: StoredResponse, running: Option<Abort>) {
-        let items = record.messages.iter().chain(record.input.iter());
-        let bytes = size(&record.response) + items.map(size).sum::<usize>();
+        let bytes = record.bytes;
         let mut inner = self.lock();
         if running.is_some() && inner.own(tenant, id).is_some() {
             // It has ended meanwhile.
@@ -172,7 +178,7 @@ impl ResponseStore {
         if let Some(abort) = entry.and_then(|entry| entry.running) {
             abort.cancel();
         }
-        found
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -237,7 +243,7 @@ mod tests {
     use super::*;
 
     fn record(text: &str) -> StoredResponse {
-        StoredResponse { response: text.into(), messages: Arc::new([]), input: Arc::new([]) }
+        StoredResponse::new(text.into(), Vec::new(), Vec::new(), Arc::new([]), false)
     }
 
     #[test]

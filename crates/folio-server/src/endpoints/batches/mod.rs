@@ -34,6 +34,7 @@ use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Held;
 use folio_api::fields::{Fields, within};
+use folio_api::labels;
 use folio_api::refused;
 use folio_api::{ApiError, unix_s};
 
@@ -41,7 +42,6 @@ use folio_api::{ApiError, unix_s};
 const FORM_BYTES: usize = 64 << 10;
 const FILENAME_BYTES_MAX: usize = 512;
 const SECONDS: (u64, u64) = (3600, 30 * 24 * 3600);
-const METADATA_MAX: usize = 16;
 /// Of an upload.
 const LEAST_BYTES_A_SECOND: usize = 256 << 10;
 /// Of a file on its way to a reader, and how many of them it takes in memory: one that waits, one that leaves.
@@ -339,13 +339,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
             "Invalid 'completion_window': only '24h' is supported.",
         ));
     }
-    let metadata = fields.take::<Map<String, Value>>("metadata")?;
-    let text = |value: &Value| value.as_str().is_some_and(|text| text.chars().count() <= 512);
-    let pair = |(key, value): (&String, &Value)| key.chars().count() <= 64 && text(value);
-    if metadata.as_ref().is_some_and(|metadata| metadata.len() > METADATA_MAX || !metadata.iter().all(pair)) {
-        let message = "Invalid 'metadata': at most 16 strings of 512 characters, with names of 64.";
-        return Err(ApiError::invalid("metadata", message));
-    }
+    let metadata = labels::metadata(&mut fields)?;
     let output_seconds = match fields.raw("output_expires_after") {
         None => KEPT_S,
         Some(raw) => {

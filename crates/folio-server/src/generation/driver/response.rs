@@ -114,8 +114,10 @@ pub struct ResponseDriver {
     pub reports: Vec<Option<PromptReport>>,
     pub usage: Usage,
     pub in_engine: InEngine,
-    /// An error was sent, or the client left.
+    /// There is nothing to answer but an error.
     pub failed: bool,
+    /// What a stream is still to be told of that.
+    pub refusal: Option<ApiError>,
     /// The response is complete.
     pub answered: bool,
     /// Who judges answers, where somebody does.
@@ -175,6 +177,7 @@ impl ResponseDriver {
             usage,
             in_engine: InEngine { submitted, finished: submitted },
             failed: false,
+            refusal: None,
             answered: false,
             judge: judge.map(Judge::new),
         }
@@ -318,19 +321,28 @@ impl ResponseDriver {
         self.close();
     }
 
-    /// Tells the client, once, and ends what still runs.
+    /// Ends what still runs, and tells the client, once: one that waits for the whole at once, one of a stream when its turn comes
+    /// ([`Self::tell_refusal`]), since its last event may repeat much.
     pub fn fail(&mut self, error: ApiError) {
         if std::mem::replace(&mut self.failed, true) {
             return;
         }
         self.abort.cancel();
         match &mut self.output {
-            Output::Stream(events) => self.job.writer.failed(&error, events),
+            Output::Stream(_) => self.refusal = Some(error),
             Output::Whole(sender) => {
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Err(error));
                 }
+                self.close();
             }
+        }
+    }
+
+    /// Tells a stream why it ends.
+    pub fn tell_refusal(&mut self) {
+        if let (Some(error), Output::Stream(events)) = (self.refusal.take(), &self.output) {
+            self.job.writer.failed(&error, events);
         }
         self.close();
     }
