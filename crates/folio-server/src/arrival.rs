@@ -26,7 +26,8 @@ use crate::load::{Counted, Load};
 use crate::observability::Observability;
 use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
-use crate::tenancy::gate::{Entry, Gate};
+use crate::tenancy::answering::Answered;
+use crate::tenancy::gate::{Brings, Entry, Gate};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Held;
@@ -72,6 +73,7 @@ pub async fn around(
         }
     }
     let entry = request.extensions().get::<Arc<Entry>>().cloned();
+    let answered_for = request.extensions().get::<Arc<Answered>>().cloned();
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
     let answer = async |request| next.run(request).await;
@@ -86,7 +88,7 @@ pub async fn around(
     }
     match entry {
         // It runs until its answer was accepted or its client left.
-        Some(entry) => response.map(|body| Body::new(Holding::new(body, entry))),
+        Some(entry) => response.map(|body| Body::new(Holding::new(body, (entry, answered_for)))),
         None => response,
     }
 }
@@ -166,7 +168,7 @@ pub async fn answered(
     response
 }
 
-/// Who asks, if the route wants to know; or why not. A request that brings a body is let in here, before a byte of it is read.
+/// Who asks, if the route wants to know; or why not. Every request of a tenant is let in here, before a byte of its body is read.
 async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use crate::config::Limits;
 use crate::http::refused::RefusedPeers;
-use crate::tenancy::fair_queue::FairQueue;
+use crate::tenancy::answering::Answering;
 use crate::tenancy::unread::Budget;
 use crate::threads::{FILES, Lost, Pool};
 
@@ -32,6 +32,8 @@ pub(crate) struct Load {
     /// Bytes that are held for requests.
     pub unread: Arc<Budget>,
     pub in_flight: Arc<InFlight>,
+    /// Requests that take a connection each.
+    pub answering: Arc<Answering>,
     /// Who is refused again and again.
     pub refused: RefusedPeers,
     /// No new generation is taken.
@@ -57,6 +59,7 @@ impl Load {
             files: Pool::new(FILES, FILES_WAITING),
             unread: Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout),
             in_flight: Arc::default(),
+            answering: Answering::new(limits.connections),
             refused: RefusedPeers::new(Instant::now()),
             draining: AtomicBool::new(false),
             panics,

@@ -58,6 +58,13 @@ struct Entry {
     log: Option<(Arc<Log>, usize)>,
 }
 
+impl Entry {
+    /// Its events go with it, whoever reads them.
+    fn forget(&self) {
+        self.log.iter().for_each(|(log, _)| log.forget());
+    }
+}
+
 /// What is kept of a response.
 #[derive(Clone)]
 pub struct StoredResponse {
@@ -98,6 +105,7 @@ impl ResponseStore {
         let log = inner.remove(tenant, id).and_then(|entry| entry.log);
         let bytes = bytes.max(self.share).max(1) + log.as_ref().map_or(0, |(_, bytes)| *bytes);
         if bytes > self.bytes_max {
+            log.iter().for_each(|(log, _)| log.forget());
             return;
         }
         inner.clock += 1;
@@ -114,7 +122,9 @@ impl ResponseStore {
         while inner.bytes > self.bytes_max {
             let Some((_, tenant)) = inner.largest.last().copied() else { break };
             let Some(id) = inner.tenants.get(&tenant).and_then(Own::least_used).cloned() else { break };
-            inner.remove(tenant, &id);
+            if let Some(entry) = inner.remove(tenant, &id) {
+                entry.forget();
+            }
         }
     }
 
@@ -174,8 +184,9 @@ impl ResponseStore {
     /// Whether there was one. It is cancelled if it runs.
     pub fn delete(&self, tenant: TenantId, id: &str) -> bool {
         let entry = self.lock().remove(tenant, id);
-        let found = entry.is_some();
-        if let Some(abort) = entry.and_then(|entry| entry.running) {
+        let Some(entry) = entry else { return false };
+        entry.forget();
+        if let Some(abort) = entry.running {
             abort.cancel();
         }
         true

@@ -1,5 +1,6 @@
 //! Who asks, what they may have, and what they hold.
 
+pub(crate) mod answering;
 pub(crate) mod bucket;
 pub(crate) mod cache_keys;
 pub(crate) mod declared;

@@ -251,7 +251,7 @@ pub async fn show(
         let message = "Only a response that was created with 'background' and 'stream' can be streamed again; leave 'stream' out.";
         ApiError::invalid("stream", message)
     })?;
-    Ok(log::follow(log, after, load.limits.keep_alive))
+    Ok(log::follow(log, after, load.limits.keep_alive)?)
 }
 
 /// Whether a response is asked for as events, and behind which.
