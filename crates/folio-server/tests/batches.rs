@@ -631,3 +631,30 @@ async fn readers_of_files_that_do_not_read_hold_no_thread() {
     panic!("what was held is not given back");
 }
 
+#[tokio::test]
+async fn lists_are_read_a_page_at_a_time() {
+    let engine = FakeEngine::saying("x");
+    let (client, other) = clients(engine, None);
+    let file = upload(&client, &line(1, "/v1/completions", json!({"prompt": "hi"}))).await;
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        let batch = begin(&client, &file, "/v1/completions").await;
+        made.insert(0, batch["id"].clone());
+        wait(&client, &batch, is_over).await;
+    }
+    let ids = |page: &Value| {
+        page["data"].as_array().unwrap().iter().map(|batch| batch["id"].clone()).collect::<Vec<_>>()
+    };
+    let first = get(&client, "/v1/batches?limit=2").await;
+    assert_eq!((ids(&first), &first["has_more"]), (made[..2].to_vec(), &json!(true)));
+    assert_eq!((&first["first_id"], &first["last_id"]), (&made[0], &made[1]));
+    let second = get(&client, &format!("/v1/batches?limit=2&after={}", made[1].as_str().unwrap())).await;
+    assert_eq!((ids(&second), &second["has_more"]), (made[2..4].to_vec(), &json!(true)));
+    let last = get(&client, &format!("/v1/batches?limit=2&after={}", made[3].as_str().unwrap())).await;
+    assert_eq!((ids(&last), &last["has_more"]), (made[4..].to_vec(), &json!(false)));
+    assert_eq!(ids(&get(&client, "/v1/batches").await), made);
+    let path = format!("/v1/batches?after={}", made[1].as_str().unwrap());
+    assert_eq!(other.get(&path).await.status, StatusCode::BAD_REQUEST, "another's id is none");
+    let none = get(&other, "/v1/batches").await;
+    assert_eq!((ids(&none), &none["first_id"], &none["has_more"]), (Vec::new(), &Value::Null, &json!(false)));
+}

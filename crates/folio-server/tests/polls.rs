@@ -253,3 +253,45 @@ async fn an_answer_that_is_not_streamed_is_written_off_the_loop() {
     assert!(status == 200 && text.len() > 1 << 20 && most <= STEPS_MAX, "{status} {} {most}", text.len());
 }
 
+/// Of all that a tenant has as much is worked on as is shown, and not on the loop.
+#[tokio::test]
+async fn lists_of_files_and_batches_are_written_off_the_loop() {
+    let client = client();
+    let form = |text: &str| {
+        format!(
+            "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; \
+             name=\"file\"; filename=\"{}\"\r\n\r\n{text}\r\n--b--\r\n",
+            "n".repeat(500)
+        )
+    };
+    let mut id = String::new();
+    for _ in 0..400 {
+        let mut request = client.request("POST", "/v1/files", form("x"));
+        request.headers_mut().insert("content-type", "multipart/form-data; boundary=b".parse().unwrap());
+        let file: Value =
+            serde_json::from_str(&common::reply(client.send(request).await).await.text).unwrap();
+        id = file["id"].as_str().unwrap().to_owned();
+    }
+    let metadata: serde_json::Map<String, Value> =
+        (0..16).map(|at| (at.to_string(), "m".repeat(512).into())).collect();
+    // Each is over at once: its line is none.
+    for _ in 0..100 {
+        let wanted = json!({"input_file_id": id, "endpoint": "/v1/completions", "completion_window": "24h",
+            "metadata": metadata});
+        let (status, text, _) = watched(&client, "POST", "/v1/batches", wanted.to_string()).await;
+        assert_eq!(status, 200, "{text}");
+        let id = serde_json::from_str::<Value>(&text).unwrap()["id"].as_str().unwrap().to_owned();
+        while !common::reply(client.send(client.request("GET", &format!("/v1/batches/{id}"), "")).await)
+            .await
+            .text
+            .contains("failed_at\":1")
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+    for path in ["/v1/files", "/v1/batches?limit=100", "/v1/batches?limit=1"] {
+        let (status, text, steps) = in_all(&client, "GET", path, &Value::Null).await;
+        assert!(status == 200 && text.len() > 8000, "{status} {}", text.len());
+        assert!(steps <= PIECE_MAX, "{path}: {steps} steps for {} bytes", text.len());
+    }
+}

@@ -37,6 +37,8 @@ use folio_api::fields::{Fields, within};
 use folio_api::labels;
 use folio_api::refused;
 use folio_api::{ApiError, unix_s};
+use folio_kv::TenantId;
+use folio_text::work;
 
 /// A form around a file is little more than the file.
 const FORM_BYTES: usize = 64 << 10;
@@ -202,20 +204,30 @@ pub async fn list_files(
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
-    let owner = tenant.owner.clone();
-    let mut files = stored(&batches, move |store| store.files(&owner)).await?;
-    match query.get("order") {
-        None | Some("desc") => files.reverse(),
-        Some("asc") => {}
+    let reversed = match query.get("order") {
+        None | Some("desc") => true,
+        Some("asc") => false,
         Some(_) => {
             return Err(ApiError::invalid("order", "Invalid 'order': it is neither 'asc' nor 'desc'.").into());
         }
-    }
-    if let Some(purpose) = query.get("purpose") {
-        files.retain(|file| file.purpose == purpose);
-    }
-    let list = files.iter().map(|file| (file.id.clone(), file_json(file))).collect();
-    query.page(list, (10_000, 10_000))
+    };
+    let (limit, after) = (query.limit((10_000, 10_000))?, query.get("after").map(str::to_owned));
+    let (owner, purpose) = (tenant.owner.clone(), query.get("purpose").map(str::to_owned));
+    let list = move |store: &Store| {
+        let mut files = store.files(&owner);
+        if reversed {
+            files.reverse();
+        }
+        files.retain(|file| purpose.as_ref().is_none_or(|purpose| file.purpose == *purpose));
+        if let Some(after) = after {
+            let at = files.iter().position(|file| file.id == after).ok_or_else(no_after)?;
+            files.drain(..=at);
+        }
+        let more = files.len() > limit;
+        files.truncate(limit);
+        Ok(page(files.iter().map(|file| (file.id.clone(), file_json(file))), more))
+    };
+    Ok(json_response(stored((&load, &batches), &tenant, list).await?))
 }
 
 /// `GET /v1/files/{id}`
@@ -399,9 +411,18 @@ pub async fn list_batches(
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
-    let own = batches.store.batches(&tenant.owner);
-    let list = own.iter().rev().map(|batch| (batch.record().id, batch_json(&served, batch))).collect();
-    query.page(list, (20, 100))
+    let (limit, after) = (query.limit((20, 100))?, query.get("after").map(str::to_owned));
+    let owner = tenant.owner.clone();
+    let list = move |store: &Store| {
+        let found = store.batches_page(&owner, after.as_deref(), limit);
+        let (found, more) = found.ok_or_else(no_after)?;
+        let described = found.iter().map(|batch| {
+            let described = batch_json(&served, batch);
+            (described["id"].as_str().unwrap_or_default().to_owned(), described)
+        });
+        Ok(page(described, more))
+    };
+    Ok(json_response(stored((&load, &batches), &tenant, list).await?))
 }
 
 /// `GET /v1/batches/{id}`
@@ -512,4 +533,17 @@ impl<'a> Query<'a> {
             ApiError::invalid("limit", format!("Invalid 'limit': it must be a number from 1 to {most}."))
         })
     }
+}
+
+fn no_after() -> ApiError {
+    ApiError::invalid("after", "Invalid 'after': nothing here has this id.")
+}
+
+/// A part of a list, each member with its id, as JSON.
+fn page(list: impl Iterator<Item = (String, Value)>, more: bool) -> String {
+    let (ids, data): (Vec<String>, Vec<Value>) = list.unzip();
+    let page = json!({"object": "list", "data": data, "first_id": ids.first(), "last_id": ids.last(), "has_more": more});
+    let page = page.to_string();
+    work::add(2 * page.len());
+    page
 }

@@ -113,11 +113,13 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
     // All of a file is read and written.
     let (load, whose) = (&generator.load, (tenant.id, batches.store.limits.file_bytes));
     let endpoint = record.endpoint;
-    let (shared, its, file) = (batches.clone(), batch.clone(), content.clone());
-    let most = (store.limits.lines, generator.load.limits.body_bytes);
-    let (places, done, results) = off_loop(move || {
+    let (shared, its, owner) = (batches.clone(), batch.clone(), record.owner.clone());
+    let most = (batches.store.limits.lines, load.limits.body_bytes);
+    let (content, places, done, results) = off_loop(load, whose, move || {
         let store = &shared.store;
-        let places = lines::check(file.reader().map_err(storage)?, endpoint, most)?;
+        let input = store.file(&owner, &record.input_file_id);
+        let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
+        let places = lines::check(content.reader().map_err(storage)?, endpoint, most)?;
         let results = store.results(&its).map_err(storage)?;
         let done = recall(&its, &results, places.len()).map_err(storage)?;
         its.change(|record| {
@@ -127,7 +129,7 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
             }
         });
         store.save(&its).map_err(storage)?;
-        Ok((places, done, results))
+        Ok((content, places, done, results))
     })
     .await?;
 
