@@ -41,13 +41,13 @@ fn context() -> Context {
 struct Past;
 
 impl History for Past {
-    fn messages(&self, response: &str) -> Option<Arc<[Value]>> {
+    fn messages(&self, response: &str) -> Result<Option<Arc<[Value]>>, ApiError> {
         let said =
             [json!({"role": "user", "content": "earlier"}), json!({"role": "assistant", "content": "yes"})];
-        (response == "resp_1").then(|| said.into())
+        Ok((response == "resp_1").then(|| said.into()))
     }
-    fn item(&self, _: &str, _: &str) -> Option<Value> {
-        None
+    fn item(&self, _: &str, _: &str) -> Result<Option<Value>, ApiError> {
+        Ok(None)
     }
     fn unseal(&self, sealed: &str, _: &str) -> Result<String, ApiError> {
         Ok(format!("unsealed {sealed}"))
@@ -363,3 +363,4 @@ fn the_crate_knows_neither_http_nor_the_engine() {
         );
     }
 }
+

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -14,6 +15,7 @@ use axum::response::IntoResponse;
 use folio_api::ApiError;
 use folio_api::openapi::tables::OPEN;
 use folio_api::params::valid_request_id;
+use folio_text::work;
 use futures_core::Stream;
 use serde_json::json;
 
@@ -183,10 +185,15 @@ async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<
         load.check_not_draining()?;
     }
     request.extensions_mut().insert(tenant.gate.clone());
-    if request.method() == Method::POST {
-        let entry = tenant.gate.enter(generating, Instant::now())?;
-        request.extensions_mut().insert(entry);
-    }
+    let brings = match (generating, request.method()) {
+        (true, &Method::POST) => Brings::Prompts,
+        (false, &Method::POST) => Brings::Body,
+        _ => Brings::Nothing,
+    };
+    let entry = tenant.gate.enter(brings, Instant::now())?;
+    let answered = load.answering.begin(&tenant.gate).inspect_err(|_| entry.give_back())?;
+    request.extensions_mut().insert(entry);
+    request.extensions_mut().insert(Arc::new(answered));
     Ok(Some(tenant))
 }
 
@@ -239,22 +246,78 @@ pub struct Arrival {
     pub tenant: Tenant,
     pub id: String,
     pub body: Bytes,
+    /// Of a request that came by itself.
+    entry: Option<Arc<Entry>>,
     /// What its body takes.
     _held: Option<Arc<Held>>,
     pub at: Instant,
     /// What the safety callout put in the place of its prompts.
     pub replaced: Vec<Option<Replacement>>,
+    /// Bytes of what it names of what is kept here.
+    pub named: Arc<Named>,
+}
+
+/// What a request's preparation reads of what is kept here, in bytes: as much as its turn is for, and what it wants beyond.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    may: usize,
+    most: usize,
+    reads: AtomicUsize,
+    short: AtomicBool,
+}
+
+impl Named {
+    /// `most`: of any request.
+    pub fn new(may: usize, most: usize) -> Self {
+        Self { may, most, ..Self::default() }
+    }
+
+    /// So many bytes are about to be read. The error of what its turn is not for is told to nobody.
+    pub fn read(&self, bytes: usize) -> Result<(), ApiError> {
+        let reads = self.reads.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if work::is_quick() {
+            work::give_up();
+        } else if reads > self.may && self.may < self.most {
+            self.short.store(true, Ordering::Relaxed);
+        } else if reads <= self.may {
+            return Ok(());
+        }
+        let message = format!(
+            "What this request goes on from or refers to has more than {} bytes, which is all that one may.",
+            self.most
+        );
+        Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::bad_request(message) })
+    }
+
+    /// How much is wanted by what was not read for want of a longer turn.
+    pub fn wants(&self) -> Option<usize> {
+        self.short.load(Ordering::Relaxed).then(|| self.reads.load(Ordering::Relaxed))
+    }
 }
 
 impl Arrival {
     pub fn new(request: JsonRequest) -> Self {
-        let held = Some(Arc::new(request.held));
-        Self { _held: held, ..Self::of_line(request.tenant, request.id, request.body) }
+        let (held, entry) = (Some(Arc::new(request.held)), Some(request.entry));
+        Self { _held: held, entry, ..Self::of_line(request.tenant, request.id, request.body) }
+    }
+
+    /// It was told to come again.
+    pub fn give_back(&self) {
+        self.entry.iter().for_each(|entry| entry.give_back());
     }
 
     /// A request that did not come by itself: a line of a batch.
     pub fn of_line(tenant: Tenant, id: String, body: Bytes) -> Self {
-        Self { tenant, id, body, _held: None, at: Instant::now(), replaced: Vec::new() }
+        Self {
+            tenant,
+            id,
+            body,
+            _held: None,
+            at: Instant::now(),
+            replaced: Vec::new(),
+            named: Arc::default(),
+            entry: None,
+        }
     }
 }
 

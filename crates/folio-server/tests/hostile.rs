@@ -347,3 +347,53 @@ async fn requests_without_a_body_have_as_many_places_as_those_with_one() {
     assert!(one.1.ends_with("200") && two.1.ends_with("200") && three.1.ends_with("429"), "{three:?}");
 }
 
+/// Two hundred bytes go on from as much as was kept before: that is what a turn costs.
+#[tokio::test]
+async fn short_requests_for_long_conversations_delay_nobody_else() {
+    let served = served(Limits { text_threads: 2, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    let long = json!({"input": "ab ".repeat(300_000), "max_output_tokens": 1}).to_string();
+    let (status, text) = ask(address, "/v1/responses", "bad", &long).await;
+    assert_eq!(status, 200);
+    let at = text.find("resp_").unwrap();
+    let short =
+        json!({"input": "on", "previous_response_id": text[at..at + 37], "max_output_tokens": 1}).to_string();
+    let mut attack = JoinSet::new();
+    for _ in 0..24 {
+        let short = short.clone();
+        attack.spawn(async move { ask(address, "/v1/responses", "bad", &short).await.0 });
+    }
+    let asked = json!({"prompt": "hi ".repeat(1000), "max_tokens": 4}).to_string();
+    for _ in 0..8 {
+        assert_eq!(ask(address, "/v1/completions", "good", &asked).await.0, 200);
+    }
+    let large = |requests: &[folio_engine::Request]| {
+        requests.iter().filter(|request| request.prompt.len() > 10_000).count()
+    };
+    let before = large(&served.engine.requests.lock().unwrap()).saturating_sub(1);
+    assert!(before < 20, "the victim waited for {before} of the attacker's 24 conversations");
+    while let Some(status) = attack.join_next().await {
+        assert_eq!(status.unwrap(), 200);
+    }
+}
+
+/// An item that is kept once may be named four thousand times.
+#[tokio::test]
+async fn what_a_request_names_of_what_is_kept_is_bounded() {
+    let served = served(Limits { body_bytes: 1 << 20, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    let long = json!({"input": "ab ".repeat(100_000), "max_output_tokens": 1}).to_string();
+    let (status, text) = ask(address, "/v1/responses", "bad", &long).await;
+    assert_eq!(status, 200);
+    let at = text.find("resp_").unwrap();
+    let item = format!("in_{}_0", &text[at + 5..at + 37]);
+    let named = |times: usize| {
+        let items = vec![json!({"type": "item_reference", "id": item}); times];
+        json!({"input": items, "max_output_tokens": 1}).to_string()
+    };
+    let (status, text) = ask(address, "/v1/responses", "bad", &named(4000)).await;
+    assert!(status == 400 && text.contains("refers to"), "{text}");
+    let (status, text) = ask(address, "/v1/responses", "bad", &named(2)).await;
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(metric(address, "folio:in_flight_bytes").await, 0.0);
+}

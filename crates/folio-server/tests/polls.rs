@@ -13,7 +13,7 @@ use axum::body::to_bytes;
 use common::{Client, FakeEngine, app, tool_app};
 use folio_engine::FinishReason;
 use folio_server::{Limits, ServerConfig};
-use folio_text::work;
+use folio_text::{ChatTemplate, TemplateSources, work};
 use serde_json::{Value, json};
 
 /// Of one poll: some hundred microseconds, at the speed at which bytes are looked at.
@@ -251,6 +251,30 @@ async fn an_answer_that_is_not_streamed_is_written_off_the_loop() {
     let body = json!({"prompt": "hi", "max_tokens": 4000, "logprobs": 20, "n": 8});
     let (status, text, most) = watched(&client, "POST", "/v1/completions", body.to_string()).await;
     assert!(status == 200 && text.len() > 1 << 20 && most <= STEPS_MAX, "{status} {} {most}", text.len());
+}
+
+/// A model's template may make much of a short conversation: then it is rendered where that delays nobody.
+#[tokio::test]
+async fn what_a_template_makes_long_is_read_off_the_loop() {
+    let hostile = [
+        "{% for i in range(3000) %}{% for j in range(300) %}{% endfor %}{% endfor %}ok",
+        "{% set ns = namespace(t='a') %}{% for i in range(18) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}{{ ns.t[:8] }}",
+        "{% for i in range(6000) %}0123456789{% endfor %}",
+        "{{ messages[0].content * 40000 }}",
+    ];
+    for source in hostile {
+        let mut sources = TemplateSources::default();
+        sources.add("default", source, "test");
+        let mut app = app(FakeEngine::saying("ok"));
+        app.model.context_length = 1 << 20;
+        app.template = Some(Arc::new(
+            ChatTemplate::compile(sources, common::tokenizer().special_tokens()).unwrap().unwrap(),
+        ));
+        let client = Client::with(ServerConfig::default(), app);
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+        let (status, text, steps) = in_all(&client, "POST", "/v1/chat/completions", &body).await;
+        assert!(status == 200 && steps <= STEPS_MAX, "{source}: {status} {steps} {text}");
+    }
 }
 
 /// Of all that a tenant has as much is worked on as is shown, and not on the loop.

@@ -103,7 +103,7 @@ impl Source<'_> {
         let id = item["id"].as_str().unwrap_or_default();
         // `rs_NAME_3` is an item of `resp_NAME`.
         let response = id.rsplit('_').nth(1).map(|name| format!("resp_{name}"));
-        let found = response.and_then(|response| self.0.item(&response, id));
+        let found = response.map(|response| self.0.item(&response, id)).transpose()?.flatten();
         found.map(Some).ok_or_else(|| {
             let path = format!("{path}.id");
             let id: String = id.chars().take(128).collect();

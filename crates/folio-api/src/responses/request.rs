@@ -78,7 +78,7 @@ impl Request {
         let instructions = fields.take::<String>("instructions")?;
         let previous = fields.take::<String>("previous_response_id")?;
         let mut messages: Vec<Value> = match &previous {
-            Some(id) => history.messages(id).ok_or_else(|| not_found("previous_response_id", id))?.to_vec(),
+            Some(id) => history.messages(id)?.ok_or_else(|| not_found("previous_response_id", id))?.to_vec(),
             None => Vec::new(),
         };
         let input = items::read(&mut fields, history, limits, &mut hints)?;

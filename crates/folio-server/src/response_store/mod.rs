@@ -83,6 +83,36 @@ pub struct StoredResponse {
 }
 
 impl StoredResponse {
+    /// Of an answer with these items, to a conversation of these `messages` that ended with `input`. Counts what it takes: O(that).
+    pub fn new(
+        response: Arc<str>,
+        output: Vec<Value>,
+        messages: Vec<Value>,
+        input: Arc<[Value]>,
+        background: bool,
+    ) -> Self {
+        let items = output.iter().chain(&messages).chain(input.iter());
+        let bytes = response.len() + items.map(size).sum::<usize>();
+        work::add(bytes);
+        Self { response, output: output.into(), messages: messages.into(), input, background, bytes }
+    }
+
+    /// The response, shared with whoever is answered.
+    pub fn json(&self) -> Bytes {
+        Bytes::from_owner(Arc::<[u8]>::from(self.response.clone()))
+    }
+
+    /// The same with the response in another state.
+    pub fn with(&self, response: Arc<str>) -> Self {
+        let bytes = self.bytes - self.response.len() + response.len();
+        Self { response, bytes, ..self.clone() }
+    }
+
+    /// How many there are.
+    pub fn items(&self) -> usize {
+        self.output.len() + self.input.len()
+    }
+
     /// An item of the answer or of what it was asked with.
     pub fn item(&self, id: &str) -> Option<&Value> {
         self.output.iter().chain(self.input.iter()).find(|item| item["id"] == *id)
@@ -239,7 +269,7 @@ impl Inner {
 }
 
 /// About what a value takes in memory, bytes.
-fn size(value: &Value) -> usize {
+pub(crate) fn size(value: &Value) -> usize {
     const NODE: usize = 64;
     NODE + match value {
         Value::String(text) => text.len(),

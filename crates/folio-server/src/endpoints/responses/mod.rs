@@ -30,7 +30,7 @@ use crate::http::reply::{Reply, json_bytes, json_response, tell};
 use crate::http::stream::Reader;
 use crate::load::Load;
 use crate::response_store::log::{self, Log};
-use crate::response_store::{ResponseStore, StoredResponse};
+use crate::response_store::{ResponseStore, StoredResponse, size};
 use crate::tenancy::tenant::Tenant;
 use crate::threads::Lost;
 use sealed::Sealer;
@@ -56,17 +56,24 @@ impl AsMut<Job> for Prepared {
 /// What a tenant's requests reach of responses that were answered before.
 struct Own<'a> {
     store: &'a ResponseStore,
-    tenant: &'a Tenant,
+    asker: &'a Arrival,
     sealer: &'a Sealer,
 }
 
 impl History for Own<'_> {
-    fn messages(&self, response: &str) -> Option<Arc<[Value]>> {
-        self.store.get(self.tenant.id, response).map(|record| record.messages)
+    fn messages(&self, response: &str) -> Result<Option<Arc<[Value]>>, ApiError> {
+        let Some(record) = self.store.get(self.asker.tenant.id, response) else { return Ok(None) };
+        self.asker.named.read(record.bytes)?;
+        Ok(Some(record.messages))
     }
 
-    fn item(&self, response: &str, id: &str) -> Option<Value> {
-        self.store.get(self.tenant.id, response)?.item(id).cloned()
+    fn item(&self, response: &str, id: &str) -> Result<Option<Value>, ApiError> {
+        let Some(record) = self.store.get(self.asker.tenant.id, response) else { return Ok(None) };
+        // It is looked for among all of them.
+        self.asker.named.read(record.items())?;
+        let Some(item) = record.item(id) else { return Ok(None) };
+        self.asker.named.read(size(item))?;
+        Ok(Some(item.clone()))
     }
 
     fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError> {
@@ -81,7 +88,7 @@ fn prepare(
 ) -> Result<Prepared, ApiError> {
     let tenant = arrival.tenant.id;
     let sealer = Sealer::new(&inputs.served.model.model_digest, &arrival.tenant)?;
-    let own = Own { store, tenant: &arrival.tenant, sealer: &sealer };
+    let own = Own { store, asker: arrival, sealer: &sealer };
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
     let read = responses::Request::read(&arrival.body, &inputs.served.context, &own, &id)?;
