@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::http::{Request, StatusCode};
 use common::{Client, FakeEngine, Reply, app, modelled, reply};
-use folio_engine::{Rejected, SchedulerConfig};
+use folio_engine::{FinishReason, Rejected, SchedulerConfig};
 use folio_server::{BatchConfig, BatchLimits, Engine, Server, ServerConfig};
 use serde_json::{Value, json};
 
@@ -629,6 +629,29 @@ async fn readers_of_files_that_do_not_read_hold_no_thread() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("what was held is not given back");
+}
+
+/// The same of a list of vectors of which a part is there already.
+#[tokio::test]
+async fn a_part_of_a_line_that_is_told_to_come_again_gives_the_turn_back() {
+    let engine = FakeEngine::saying("");
+    engine.plan(|plan| {
+        plan.end = Some(FinishReason::Stop);
+        plan.reject = Some(Rejected::QueueFull { queued_requests: 1, queued_tokens: 1, retry_after_s: 30 });
+        plan.accept = 256;
+    });
+    let limits = BatchLimits { in_flight: 1, ..BatchLimits::default() };
+    let batch = BatchConfig { limits, ..Default::default() };
+    let client = Client::with(ServerConfig { batch, ..Default::default() }, app(engine.clone()));
+    let long = line("long", "/v1/embeddings", json!({"input": vec![vec![7u32]; 300]}));
+    let long = begin(&client, &upload(&client, &long).await, "/v1/embeddings").await;
+    wait_for(|| engine.requests.lock().unwrap().len() >= 256).await;
+    let short = line("short", "/v1/embeddings", json!({"input": "hi"}));
+    let short = begin(&client, &upload(&client, &short).await, "/v1/embeddings").await;
+    let short = wait(&client, &short, is_over).await;
+    assert_eq!(short["request_counts"]["completed"], 1, "{short}");
+    let long = get(&client, &format!("/v1/batches/{}", long["id"].as_str().unwrap())).await;
+    assert!(!is_over(&long), "it waits for half a minute: {long}");
 }
 
 #[tokio::test]

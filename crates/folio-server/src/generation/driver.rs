@@ -30,7 +30,7 @@ pub(crate) use response::Whole;
 pub(super) use response::{Output, ResponseDriver};
 
 /// Bytes of an answer that are worked on at once, on the event loop.
-const AT_ONCE_BYTES: usize = 64 << 10;
+pub(crate) const AT_ONCE_BYTES: usize = 64 << 10;
 
 /// An event that the engine delivered.
 #[derive(Clone)]

@@ -28,7 +28,7 @@ use crate::batch::store::Store;
 use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
-use crate::endpoints::openai::embeddings;
+use crate::endpoints::openai::embeddings::{self, Waiting};
 use crate::endpoints::responses;
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
@@ -74,7 +74,14 @@ struct Ran {
     /// `None`: nothing, the server is ending.
     result: Option<Result<String, ApiError>>,
     /// Given back when the result is written down: the next line's turn, and what a drain waits for.
-    _held: Option<(Turn<Arc<str>>, Counted)>,
+    _held: Option<Held>,
+}
+
+/// A line's turn, while it has one.
+struct Held {
+    _turn: Turn<Arc<str>>,
+    _counted: Counted,
+    _running: Running,
 }
 
 /// Runs a batch as far as this process can.
@@ -388,6 +395,34 @@ impl Job {
         self.runner.generator.tenancy.tenants.of_key(&self.owner, &self.tenant.key).await
     }
 
+    /// A turn for a line, or nothing where the server ends.
+    async fn turn(&self) -> Option<Held> {
+        let Runner { generator, batches, .. } = &*self.runner;
+        let turn = batches.turns.turn(&self.owner, 1).await.ok()?;
+        let held = Held {
+            _turn: turn,
+            _counted: generator.load.in_flight.enter(),
+            _running: Running::one(generator.observability.metrics.batch_running.clone()),
+        };
+        (!generator.load.is_draining()).then_some(held)
+    }
+
+    /// Gives a line's turn back for so long, and has the next; others have theirs meanwhile. False: the server ends.
+    async fn again(&self, held: &mut Option<Held>, pause: Duration) -> bool {
+        let Runner { generator, batches, .. } = &*self.runner;
+        *held = None;
+        let stopping = batches.stopping.notified();
+        if generator.load.is_draining() {
+            return false;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stopping => return false,
+        }
+        *held = self.turn().await;
+        held.is_some()
+    }
+
     /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
     async fn run(self: Arc<Self>, place: usize) -> Ran {
         let Runner { generator, .. } = &*self.runner;
@@ -412,7 +447,7 @@ impl Job {
                 }
                 answer => {
                     ran.result = Some(answer);
-                    ran._held = Some((turn, counted));
+                    ran._held = held;
                     return ran;
                 }
             }
@@ -421,7 +456,12 @@ impl Job {
     }
 
     /// The response that the line's route would give.
-    async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
+    async fn answer(
+        &self,
+        request_id: &str,
+        body: &RawValue,
+        held: &mut Option<Held>,
+    ) -> Result<String, ApiError> {
         let Runner { generator, responses: store, .. } = &*self.runner;
         let over =
             || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
@@ -435,7 +475,10 @@ impl Job {
         };
         let body = Bytes::copy_from_slice(body.get().as_bytes());
         if self.endpoint == Endpoint::Embeddings {
-            return embeddings::answer(generator, tenant, (request_id, body, entry), behind).await;
+            let line = Line { job: self, held };
+            let (answer, _) =
+                embeddings::answer(generator, tenant, (request_id, body, entry), behind, line).await?;
+            return Ok(answer.json);
         }
         let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
         let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
@@ -452,6 +495,21 @@ impl Job {
         behind(&mut job.generation);
         let started = generator.start(tenant, job, Flight::within(request_id, entry)).await?;
         Ok(started.answer().await?.json)
+    }
+}
+
+/// A line that is under way: a part of it that is told to come again gives its turn back, as the whole does.
+struct Line<'a> {
+    job: &'a Job,
+    held: &'a mut Option<Held>,
+}
+
+impl Waiting for Line<'_> {
+    async fn wait(&mut self, pause: Duration) -> Result<(), ApiError> {
+        match self.job.again(self.held, pause).await {
+            true => Ok(()),
+            false => Err(ApiError::unavailable("the server is shutting down", 5)),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use folio_api::ApiError;
 use folio_api::events::{Delta, Finished, PromptReport, Usage};
 use folio_engine::Micros;
+use folio_text::work;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -33,7 +34,24 @@ pub enum Output {
 /// An answer that counts as unread until its last byte is on its way.
 pub struct Whole {
     pub json: String,
-    _unread: Arc<Unread>,
+    _unread: Vec<Arc<Unread>>,
+}
+
+impl Whole {
+    /// One answer of several, between a beginning and an end. O(bytes).
+    pub fn joined(start: &str, parts: Vec<Whole>, end: &str) -> Self {
+        let bytes = parts.iter().map(|part| part.json.len() + 1).sum::<usize>();
+        let (mut json, mut unread) = (String::with_capacity(start.len() + bytes + end.len()), Vec::new());
+        json.push_str(start);
+        for (number, part) in parts.into_iter().enumerate() {
+            json.extend((number > 0).then_some(','));
+            json.push_str(&part.json);
+            unread.extend(part._unread);
+        }
+        json.push_str(end);
+        work::add(json.len());
+        Self { json, _unread: unread }
+    }
 }
 
 impl AsRef<[u8]> for Whole {
@@ -314,7 +332,7 @@ impl ResponseDriver {
                 let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
                 self.memory.gathered = json.len();
                 if let Some(sender) = sender.take() {
-                    let _ = sender.send(Ok(Whole { json, _unread: self.memory.unread.clone() }));
+                    let _ = sender.send(Ok(Whole { json, _unread: vec![self.memory.unread.clone()] }));
                 }
             }
         }
