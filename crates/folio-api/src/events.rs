@@ -165,6 +165,17 @@ pub trait Writer: Send {
     fn failed(&mut self, error: &ApiError, events: &dyn EventSink);
     /// The response that is not streamed.
     fn whole(&mut self, choices: &[Finished], usage: Usage) -> String;
+    /// About how many bytes are copied where the answer begins, ends or fails, beside what is given: what of the request and of the answer
+    /// is told again.
+    fn repeats(&self) -> usize {
+        0
+    }
+    /// About how many bytes are copied by [`Writer::catch_up`]; 0: nothing was put off.
+    fn owes(&self) -> usize {
+        0
+    }
+    /// Writes what was put off because it is long. `closing` does so too.
+    fn catch_up(&mut self, _events: &dyn EventSink) {}
     /// Sent on an idle stream.
     fn keep_alive(&self) -> &'static str {
         KEEP_ALIVE

@@ -20,6 +20,7 @@ pub mod error;
 pub mod events;
 pub mod fields;
 pub mod hints;
+pub mod labels;
 pub mod openai;
 pub mod openapi;
 pub mod params;

@@ -14,6 +14,7 @@ use crate::constraint::Constraint;
 use crate::context::{Context, Limits, Model};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
+use crate::labels;
 use crate::speculation::SpeculationOptions;
 
 /// How to generate; the prompt is the endpoint's business.
@@ -218,10 +219,10 @@ fn truncate_prompt(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
 
 /// Parameters that ask for nothing this server could do differently. They are checked, and documented as metadata.
 fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["user", "safety_identifier"] {
-        fields.take::<String>(name)?;
+    for name in labels::NAMES {
+        labels::name(fields, name)?;
     }
-    fields.take::<HashMap<String, String>>("metadata")?;
+    labels::metadata(fields)?;
     only(fields, "store", &[false], "responses are never stored; leave it out or send false")?;
     only(fields, "use_beam_search", &[false], "beam search is not available")?;
     only(fields, "spaces_between_special_tokens", &[true], "only true, the default")?;

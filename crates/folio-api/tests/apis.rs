@@ -41,13 +41,13 @@ fn context() -> Context {
 struct Past;
 
 impl History for Past {
-    fn messages(&self, response: &str) -> Option<Arc<[Value]>> {
+    fn messages(&self, response: &str) -> Result<Option<Arc<[Value]>>, ApiError> {
         let said =
             [json!({"role": "user", "content": "earlier"}), json!({"role": "assistant", "content": "yes"})];
-        (response == "resp_1").then(|| said.into())
+        Ok((response == "resp_1").then(|| said.into()))
     }
-    fn item(&self, _: &str, _: &str) -> Option<Value> {
-        None
+    fn item(&self, _: &str, _: &str) -> Result<Option<Value>, ApiError> {
+        Ok(None)
     }
     fn unseal(&self, sealed: &str, _: &str) -> Result<String, ApiError> {
         Ok(format!("unsealed {sealed}"))
@@ -325,9 +325,12 @@ fn a_stream_of_a_response_ends_with_the_whole_one_which_is_stored() {
     let stored = Arc::new(std::sync::Mutex::new(Vec::new()));
     let writer = |repeated: Map<String, Value>| {
         let stored = stored.clone();
-        let keep: responses::Keep = Box::new(move |response: &Value, said: Vec<Value>| {
-            stored.lock().unwrap().push((response.clone(), said));
-        });
+        let keep: responses::Keep =
+            Box::new(move |response: Arc<str>, output: Vec<Value>, said: Vec<Value>| {
+                let response: Value = serde_json::from_str(&response).unwrap();
+                assert_eq!(response["output"], json!(output));
+                stored.lock().unwrap().push((response, said));
+            });
         let seal: responses::Seal = Box::new(|text| Some(format!("sealed {text}")));
         responses::ResponseWriter::new("resp_2".into(), repeated, Some(keep), Default::default(), Some(seal))
     };
@@ -358,5 +361,73 @@ fn the_crate_knows_neither_http_nor_the_engine() {
                 .contains(&name),
             "{name}"
         );
+    }
+}
+
+/// A field that nobody knows is refused with the flag that lets it pass, wherever it stands, and the flag lets it pass.
+#[test]
+fn flags_for_hints_have_an_effect_wherever_they_are_taken() {
+    let said = |content: Value| {
+        json!({"max_tokens": 5, "messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "t", "name": "f", "input": {}, "zzz": content["use"],
+                "caller": {"type": "direct", "zzz": content["caller"]}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t", "zzz": content["result"],
+                "content": [{"type": "text", "text": "b", "zzz": content["inner"]}]},
+            {"type": "text", "text": "c", "zzz": content["text"]}]}]})
+    };
+    let cleaned = |mut body: Value| {
+        fn clean(value: &mut Value) {
+            match value {
+                Value::Object(map) => {
+                    map.retain(|name, value| name != "zzz" || !value.is_null());
+                    map.values_mut().for_each(clean);
+                }
+                Value::Array(list) => list.iter_mut().for_each(clean),
+                _ => {}
+            }
+        }
+        clean(&mut body);
+        body.to_string()
+    };
+    type Read = fn(&[u8], &Context) -> Option<ApiError>;
+    let messages: Read = |body, context| anthropic::Request::read(body, context).err();
+    let chat: Read = |body, context| openai::chat::read(body, context).err();
+    let responses: Read = |body, context| responses::Request::read(body, context, &Past, "resp_2").err();
+    let embeddings: Read = |body, context| openai::embeddings::read(body, context, Ok(())).err();
+    let call = |call: Value, function: Value| {
+        json!({"messages": [{"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "t", "type": "function", "zzz": call,
+            "function": {"name": "f", "arguments": "{}", "zzz": function}}]},
+        {"role": "tool", "tool_call_id": "t", "content": "b"}]})
+    };
+    for (read, body, path) in [
+        (messages, said(json!({"text": 1})), "messages[].content[].zzz"),
+        (messages, said(json!({"use": 1})), "messages[].content[].zzz"),
+        (messages, said(json!({"caller": 1})), "messages[].content[].caller.zzz"),
+        (messages, said(json!({"result": 1})), "messages[].content[].zzz"),
+        (messages, said(json!({"inner": 1})), "messages[].content[].content[].zzz"),
+        (
+            messages,
+            json!({"max_tokens": 5, "messages": [{"role": "user", "content": "a"}],
+            "metadata": {"zzz": 1}}),
+            "metadata.zzz",
+        ),
+        (chat, call(json!(1), Value::Null), "messages[].tool_calls[].zzz"),
+        (chat, call(Value::Null, json!(1)), "messages[].tool_calls[].function.zzz"),
+        (
+            responses,
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "zzz": 1}]}]}),
+            "input[].content[].zzz",
+        ),
+        (embeddings, json!({"input": "a", "zzz": 1}), "zzz"),
+    ] {
+        let body = cleaned(body);
+        let refused = read(body.as_bytes(), &context()).expect("nobody knows it");
+        assert!(refused.message.contains(&format!("--accept-hint {path}'")), "{path}: {}", refused.message);
+        let hints = HintPolicy::new(vec![path.into()], false).expect("a flag that may be given");
+        let passed = read(body.as_bytes(), &Context { hints, ..context() });
+        assert_eq!(passed.map(|error| error.message), None, "{path}");
     }
 }

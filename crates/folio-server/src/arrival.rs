@@ -3,10 +3,11 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRef, FromRequest, FromRequestParts, MatchedPath, Request, State};
+use axum::extract::{FromRef, FromRequest, FromRequestParts, MatchedPath, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Response, header};
 use axum::middleware::Next;
@@ -14,6 +15,7 @@ use axum::response::IntoResponse;
 use folio_api::ApiError;
 use folio_api::openapi::tables::OPEN;
 use folio_api::params::valid_request_id;
+use folio_text::work;
 use futures_core::Stream;
 use serde_json::json;
 
@@ -26,7 +28,8 @@ use crate::load::{Counted, Load};
 use crate::observability::Observability;
 use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
-use crate::tenancy::gate::{Entry, Gate};
+use crate::tenancy::answering::Answered;
+use crate::tenancy::gate::{Brings, Entry, Gate};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Held;
@@ -72,6 +75,7 @@ pub async fn around(
         }
     }
     let entry = request.extensions().get::<Arc<Entry>>().cloned();
+    let answered_for = request.extensions().get::<Arc<Answered>>().cloned();
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
     let answer = async |request| next.run(request).await;
@@ -86,7 +90,7 @@ pub async fn around(
     }
     match entry {
         // It runs until its answer was accepted or its client left.
-        Some(entry) => response.map(|body| Body::new(Holding::new(body, entry))),
+        Some(entry) => response.map(|body| Body::new(Holding::new(body, (entry, answered_for)))),
         None => response,
     }
 }
@@ -166,7 +170,7 @@ pub async fn answered(
     response
 }
 
-/// Who asks, if the route wants to know; or why not. A request that brings a body is let in here, before a byte of it is read.
+/// Who asks, if the route wants to know; or why not. Every request of a tenant is let in here, before a byte of its body is read.
 async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {
@@ -181,10 +185,15 @@ async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<
         load.check_not_draining()?;
     }
     request.extensions_mut().insert(tenant.gate.clone());
-    if request.method() == Method::POST {
-        let entry = tenant.gate.enter(generating, Instant::now())?;
-        request.extensions_mut().insert(entry);
-    }
+    let brings = match (generating, request.method()) {
+        (true, &Method::POST) => Brings::Prompts,
+        (false, &Method::POST) => Brings::Body,
+        _ => Brings::Nothing,
+    };
+    let entry = tenant.gate.enter(brings, Instant::now())?;
+    let answered = load.answering.begin(&tenant.gate).inspect_err(|_| entry.give_back())?;
+    request.extensions_mut().insert(entry);
+    request.extensions_mut().insert(Arc::new(answered));
     Ok(Some(tenant))
 }
 
@@ -237,22 +246,78 @@ pub struct Arrival {
     pub tenant: Tenant,
     pub id: String,
     pub body: Bytes,
+    /// Of a request that came by itself.
+    entry: Option<Arc<Entry>>,
     /// What its body takes.
     _held: Option<Arc<Held>>,
     pub at: Instant,
     /// What the safety callout put in the place of its prompts.
     pub replaced: Vec<Option<Replacement>>,
+    /// Bytes of what it names of what is kept here.
+    pub named: Arc<Named>,
+}
+
+/// What a request's preparation reads of what is kept here, in bytes: as much as its turn is for, and what it wants beyond.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    may: usize,
+    most: usize,
+    reads: AtomicUsize,
+    short: AtomicBool,
+}
+
+impl Named {
+    /// `most`: of any request.
+    pub fn new(may: usize, most: usize) -> Self {
+        Self { may, most, ..Self::default() }
+    }
+
+    /// So many bytes are about to be read. The error of what its turn is not for is told to nobody.
+    pub fn read(&self, bytes: usize) -> Result<(), ApiError> {
+        let reads = self.reads.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if work::is_quick() {
+            work::give_up();
+        } else if reads > self.may && self.may < self.most {
+            self.short.store(true, Ordering::Relaxed);
+        } else if reads <= self.may {
+            return Ok(());
+        }
+        let message = format!(
+            "What this request goes on from or refers to has more than {} bytes, which is all that one may.",
+            self.most
+        );
+        Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::bad_request(message) })
+    }
+
+    /// How much is wanted by what was not read for want of a longer turn.
+    pub fn wants(&self) -> Option<usize> {
+        self.short.load(Ordering::Relaxed).then(|| self.reads.load(Ordering::Relaxed))
+    }
 }
 
 impl Arrival {
     pub fn new(request: JsonRequest) -> Self {
-        let held = Some(Arc::new(request.held));
-        Self { _held: held, ..Self::of_line(request.tenant, request.id, request.body) }
+        let (held, entry) = (Some(Arc::new(request.held)), Some(request.entry));
+        Self { _held: held, entry, ..Self::of_line(request.tenant, request.id, request.body) }
+    }
+
+    /// It was told to come again.
+    pub fn give_back(&self) {
+        self.entry.iter().for_each(|entry| entry.give_back());
     }
 
     /// A request that did not come by itself: a line of a batch.
     pub fn of_line(tenant: Tenant, id: String, body: Bytes) -> Self {
-        Self { tenant, id, body, _held: None, at: Instant::now(), replaced: Vec::new() }
+        Self {
+            tenant,
+            id,
+            body,
+            _held: None,
+            at: Instant::now(),
+            replaced: Vec::new(),
+            named: Arc::default(),
+            entry: None,
+        }
     }
 }
 
@@ -272,6 +337,20 @@ impl<S: Sync> FromRequestParts<S> for Tenant {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
         let tenant = parts.extensions.get::<Tenant>().cloned();
         Ok(tenant.ok_or_else(|| ApiError::internal("the request was not authenticated"))?)
+    }
+}
+
+/// What an address names.
+pub struct Id(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| {
+            ApiError::invalid("id", "Invalid 'id': what the address names is no text in UTF-8.")
+        })?;
+        Ok(Self(id))
     }
 }
 

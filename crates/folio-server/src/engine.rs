@@ -1,9 +1,6 @@
 //! What is served: the engine as the server sees it, and the model's tokenizer, template and numbers.
 
-use std::future::pending;
 use std::net::SocketAddr;
-use std::panic::resume_unwind;
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +13,10 @@ use folio_engine::{
     RequestId, TierStats,
 };
 use folio_kv::{BlockHashes, Holdings, Root, TenantId};
-use folio_text::{ChatTemplate, Tokenizer};
+use folio_text::{ChatTemplate, Tokenizer, work};
 
 use crate::error::ServerError;
+use crate::threads::{LOOKUPS, Lost, Pool};
 
 /// The engine as the server sees it: every method but `hashes` returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
@@ -58,31 +56,36 @@ pub trait Engine: Send + Sync + 'static {
 /// Prompt tokens that are hashed on the event loop: 256 blocks of 16.
 const HASHED_AT_ONCE: usize = 4096;
 
-/// [`Engine::hashes`] of the prompts of requests that were checked: on a thread of its own where that may wait or take long.
-pub(crate) async fn hashes(engine: &Arc<dyn Engine>, requests: &[Request]) -> Vec<BlockHashes> {
-    if !engine.asks_a_tier() && requests.iter().map(|r| r.prompt.len()).sum::<usize>() <= HASHED_AT_ONCE {
-        return requests.iter().map(|request| engine.hashes(&request.root, &request.prompt)).collect();
-    }
-    let engine = engine.clone();
-    let prompts: Vec<_> = requests.iter().map(|request| (request.root, request.prompt.clone())).collect();
+/// [`Engine::hashes`] of prompts that were checked, each with its root: on a thread of its own where that may wait or take long.
+pub(crate) async fn hashes(
+    served: &Served,
+    tenant: TenantId,
+    prompts: Vec<(Root, Arc<[u32]>)>,
+) -> Vec<BlockHashes> {
+    let engine = served.engine.clone();
+    let tokens = prompts.iter().map(|(_, prompt)| prompt.len()).sum::<usize>();
+    let at_once = !engine.asks_a_tier() && tokens <= HASHED_AT_ONCE;
     let hash_all = move || prompts.iter().map(|(root, prompt)| engine.hashes(root, prompt)).collect();
-    match tokio::task::spawn_blocking(hash_all).await {
+    if at_once {
+        work::add(size_of::<u32>() * tokens);
+        return hash_all();
+    }
+    match served.lookups.finish(tenant, size_of::<u32>() * tokens, hash_all).await {
         Ok(hashes) => hashes,
-        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-        // The runtime ends.
-        Err(_) => pending().await,
+        Err(Lost) => panic!("prompts were not hashed"),
     }
 }
 
 /// Hands a request to the engine. Nothing is hashed of one that is refused.
 pub(crate) async fn submit(
-    engine: &Arc<dyn Engine>,
+    served: &Served,
     request: Request,
     sink: Box<dyn EventSink>,
 ) -> Result<CancelFlag, Rejected> {
-    engine.check(&request)?;
-    let hashes = hashes(engine, slice::from_ref(&request)).await.remove(0);
-    engine.submit(request, hashes, sink)
+    served.engine.check(&request)?;
+    let prompts = vec![(request.root, request.prompt.clone())];
+    let hashes = hashes(served, request.tenant, prompts).await.remove(0);
+    served.engine.submit(request, hashes, sink)
 }
 
 impl Engine for EngineHandle {
@@ -182,6 +185,8 @@ pub struct App {
 /// The one model that is served, and the engine that computes it.
 pub(crate) struct Served {
     pub engine: Arc<dyn Engine>,
+    /// Threads that hash prompts and look them up in tiers.
+    pub lookups: Pool,
     pub tokenizer: Arc<Tokenizer>,
     pub template: Option<Arc<ChatTemplate>>,
     pub parsers: Parsers,
@@ -212,12 +217,25 @@ impl Served {
             defaults: model.defaults.clone(),
         };
         let capabilities = Capabilities::new(parsers, template.as_deref());
+        let lookups = Pool::new(LOOKUPS, 0);
         let context = Context { model: known, limits, hints: hints.clone(), capabilities };
         let problem = match &model {
             _ if context.model.name().is_empty() => "the model has no name that is no pattern",
             model if model.vocab_size == 0 => "the model has no vocabulary",
             model if model.context_length < 2 => "the model's context is shorter than two tokens",
-            _ => return Ok(Self { engine, tokenizer, template, parsers, model, version, listen, context }),
+            _ => {
+                return Ok(Self {
+                    engine,
+                    lookups,
+                    tokenizer,
+                    template,
+                    parsers,
+                    model,
+                    version,
+                    listen,
+                    context,
+                });
+            }
         };
         Err(ServerError::Config(problem.into()))
     }

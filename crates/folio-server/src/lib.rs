@@ -30,6 +30,7 @@ mod routes;
 mod safety;
 mod serve;
 mod tenancy;
+mod threads;
 
 pub use batch::config::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig};

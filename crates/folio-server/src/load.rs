@@ -15,17 +15,25 @@ use tokio::sync::Notify;
 
 use crate::config::Limits;
 use crate::http::refused::RefusedPeers;
-use crate::tenancy::fair_queue::FairQueue;
+use crate::tenancy::answering::Answering;
 use crate::tenancy::unread::Budget;
+use crate::threads::{FILES, Lost, Pool};
+
+/// Pieces of work on files that wait in line; 429 above this.
+const FILES_WAITING: usize = 512;
 
 /// See the module documentation.
 pub(crate) struct Load {
     pub limits: Limits,
-    /// Whose text is worked on next.
-    pub text: FairQueue<TenantId>,
+    /// Parsing, rendering, tokenizing, long answers.
+    pub text: Pool,
+    /// Whatever is read from or written to files that tenants have here.
+    pub files: Pool,
     /// Bytes that are held for requests.
     pub unread: Arc<Budget>,
     pub in_flight: Arc<InFlight>,
+    /// Requests that take a connection each.
+    pub answering: Arc<Answering>,
     /// Who is refused again and again.
     pub refused: RefusedPeers,
     /// No new generation is taken.
@@ -47,9 +55,11 @@ impl Load {
     /// `panics`: where work is counted that was not done to its end.
     pub fn new(limits: Limits, panics: Counter) -> Self {
         Self {
-            text: FairQueue::new(limits.text_threads, limits.text_waiting),
+            text: Pool::new(limits.text_threads, limits.text_waiting),
+            files: Pool::new(FILES, FILES_WAITING),
             unread: Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout),
             in_flight: Arc::default(),
+            answering: Answering::new(limits.connections),
             refused: RefusedPeers::new(Instant::now()),
             draining: AtomicBool::new(false),
             panics,
@@ -79,16 +89,26 @@ impl Load {
         bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = self.text.turn(&tenant, bytes as u64).await;
-        let turn = turn.map_err(|_| ApiError::busy("Too many requests are being read and tokenized.", 1))?;
-        let done = tokio::task::spawn_blocking(move || {
-            // Held until the work is done, even when the client left meanwhile.
-            let _turn = turn;
-            giving_way(work)
-        });
-        done.await.unwrap_or_else(|_| {
+        let done = self.text.run(tenant, bytes, || giving_way(work)).await;
+        let done = done.map_err(|_| ApiError::busy("Too many requests are being read and tokenized.", 1))?;
+        done.unwrap_or_else(|Lost| {
             self.panics.inc();
             Err(ApiError::internal("preparing the request failed"))
+        })
+    }
+
+    /// Runs `work` that reads or writes files on a thread for that, when it is the tenant's turn.
+    pub async fn with_files<T: Send + 'static>(
+        &self,
+        tenant: TenantId,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let done = self.files.run(tenant, bytes, work).await;
+        let done = done.map_err(|_| ApiError::busy("Too many requests wait for files.", 1))?;
+        done.unwrap_or_else(|Lost| {
+            self.panics.inc();
+            Err(ApiError::internal("working on a file failed"))
         })
     }
 }

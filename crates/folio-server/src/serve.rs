@@ -6,7 +6,7 @@
 //! error, and the errors get a moment to leave before the sockets close.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
@@ -27,11 +27,12 @@ use crate::engine::App;
 use crate::error::ServerError;
 use crate::http::Peer;
 use crate::http::connections::{Connections, Patient, Place};
-use crate::http::tls::Tls;
+use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;
 use crate::observability::usage::SAVED_EVERY;
 use crate::routes;
+use crate::threads::{FILES, LOOKUPS, SINGLE};
 
 /// Time for responses to leave after the last request finished.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -92,7 +93,7 @@ impl Server {
 
     /// Computes the prefixes that the operator declared, as [`Server::listen`] does by itself. Requests need not wait for it.
     pub async fn compute_shared(&self) {
-        self.state.tenancy.shared.compute(&self.state.served.engine).await;
+        self.state.tenancy.shared.compute(&self.state.served).await;
     }
 
     /// Goes on with batches that an earlier process left in the batch folder, as [`Server::listen`] does by itself.
@@ -104,8 +105,11 @@ impl Server {
     pub async fn listen(self, listeners: Listeners, mut signals: mpsc::Receiver<()>) {
         let graceful = GracefulShutdown::new();
         let state = self.state.clone();
-        tokio::spawn(async move { state.tenancy.shared.compute(&state.served.engine).await });
+        tokio::spawn(async move { state.tenancy.shared.compute(&state.served).await });
         tokio::spawn(save_usage(self.state.clone()));
+        if let Some(tls) = &self.tls {
+            tokio::spawn(look_at_files(Arc::downgrade(tls)));
+        }
         let lag = tokio::spawn(measure_lag(self.state.observability.clone()));
         self.resume_batches();
         let (serving, operators) = (self.router(), self.admin_router());
@@ -254,6 +258,15 @@ async fn measure_lag(observability: Arc<Observability>) {
     }
 }
 
+/// Has certificate and key read again when their files change, as long as the server is there.
+async fn look_at_files(tls: Weak<Tls>) {
+    loop {
+        tokio::time::sleep(LOOKED_AT_EVERY).await;
+        let Some(tls) = tls.upgrade() else { return };
+        let _ = tokio::task::spawn_blocking(move || tls.look()).await;
+    }
+}
+
 /// Seconds after which tenants without a valid key leave.
 const LEAVE_EVERY: u64 = 60;
 
@@ -324,7 +337,7 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
 
 /// [`serve`] on a runtime of its own: its threads for all connections, others for text and files.
 pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<(), ServerError> {
-    let runtime = runtime(config.http_threads).map_err(ServerError::Runtime)?;
+    let runtime = runtime(config.http_threads, blocking_threads(&config)).map_err(ServerError::Runtime)?;
     let result = runtime.block_on(serve(config, app, ready));
     // A tokenization in progress is not waited for.
     runtime.shutdown_timeout(Duration::from_millis(100));
@@ -335,7 +348,12 @@ pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Res
 /// after tokio's own 61 and 31 of them everybody would wait for milliseconds; asking takes less than a microsecond.
 const TASKS_AT_ONCE: u32 = 2;
 
-fn runtime(threads: usize) -> std::io::Result<Runtime> {
+/// A thread for every piece of work that may be done at once beside the event loop: so none waits for one of another kind.
+fn blocking_threads(config: &ServerConfig) -> usize {
+    config.limits.text_threads.max(1) + FILES + LOOKUPS + SINGLE + config.safety.calls_at_once()
+}
+
+fn runtime(threads: usize, blocking: usize) -> std::io::Result<Runtime> {
     let mut runtime = match threads {
         // Nothing is handed between threads.
         0 | 1 => Builder::new_current_thread(),
@@ -345,6 +363,7 @@ fn runtime(threads: usize) -> std::io::Result<Runtime> {
             runtime
         }
     };
+    runtime.max_blocking_threads(blocking);
     runtime.event_interval(TASKS_AT_ONCE).global_queue_interval(TASKS_AT_ONCE);
     runtime.enable_all().thread_name("folio-http").build()
 }
@@ -435,7 +454,7 @@ mod tests {
             std::thread::spawn(move || work.send(())).join().unwrap().unwrap();
             (by_socket, waits.await.unwrap() - woken)
         };
-        let (by_socket, by_thread) = runtime(1).unwrap().block_on(test);
+        let (by_socket, by_thread) = runtime(1, 1).unwrap().block_on(test);
         // Whoever was woken before goes first: all of them, once.
         let most = BUSY + 2 * TASKS_AT_ONCE as usize;
         assert!(by_socket <= most && by_thread <= most, "{by_socket} and {by_thread} of at most {most}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::http::{Request, StatusCode};
 use common::{Client, FakeEngine, Reply, app, modelled, reply};
-use folio_engine::{Rejected, SchedulerConfig};
+use folio_engine::{FinishReason, Rejected, SchedulerConfig};
 use folio_server::{BatchConfig, BatchLimits, Engine, Server, ServerConfig};
 use serde_json::{Value, json};
 
@@ -590,4 +590,94 @@ async fn a_folder_of_an_older_version_opens_and_its_batches_go_on() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(refused.contains("batch_open.json") && refused.contains("newer version"), "{refused}");
+}
+
+/// Each of them once held a thread of those that read prompts.
+#[tokio::test]
+async fn readers_of_files_that_do_not_read_hold_no_thread() {
+    const READERS: usize = 600;
+    let limits = BatchLimits { file_bytes: 4 << 20, ..BatchLimits::default() };
+    let batch = BatchConfig { limits, ..Default::default() };
+    let keys = vec!["alpha".into(), "beta".into()];
+    let client = Client::with(
+        ServerConfig { api_keys: keys, batch, ..Default::default() },
+        app(FakeEngine::saying("ok")),
+    );
+    let (alpha, beta) = (client.key("alpha"), client.key("beta"));
+    let text = line(1, "/v1/completions", json!({"prompt": "x".repeat(3 << 20)}));
+    let path = format!("/v1/files/{}/content", upload(&alpha, &text).await);
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let response = alpha.send(alpha.request("GET", &path, "")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        readers.push(response);
+    }
+    // Not so short that it is read on the event loop.
+    let asked = json!({"prompt": "hi ".repeat(600), "truncate_prompt_tokens": 4, "max_tokens": 1});
+    let answered = tokio::time::timeout(Duration::from_secs(60), beta.post("/v1/completions", &asked)).await;
+    assert_eq!(answered.expect("prompts are read").status, StatusCode::OK);
+    let held = beta.metric("folio:in_flight_bytes", &[]).await as usize;
+    assert_eq!(held, READERS * (64 << 10), "what each may take in memory is counted");
+    // Whoever reads gets all of it, in pieces.
+    let whole = reply(readers.pop().unwrap()).await;
+    assert!(whole.text == text, "{} of {}", whole.text.len(), text.len());
+    drop(readers);
+    for _ in 0..1000 {
+        if beta.metric("folio:in_flight_bytes", &[]).await == 0.0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("what was held is not given back");
+}
+
+/// The same of a list of vectors of which a part is there already.
+#[tokio::test]
+async fn a_part_of_a_line_that_is_told_to_come_again_gives_the_turn_back() {
+    let engine = FakeEngine::saying("");
+    engine.plan(|plan| {
+        plan.end = Some(FinishReason::Stop);
+        plan.reject = Some(Rejected::QueueFull { queued_requests: 1, queued_tokens: 1, retry_after_s: 30 });
+        plan.accept = 256;
+    });
+    let limits = BatchLimits { in_flight: 1, ..BatchLimits::default() };
+    let batch = BatchConfig { limits, ..Default::default() };
+    let client = Client::with(ServerConfig { batch, ..Default::default() }, app(engine.clone()));
+    let long = line("long", "/v1/embeddings", json!({"input": vec![vec![7u32]; 300]}));
+    let long = begin(&client, &upload(&client, &long).await, "/v1/embeddings").await;
+    wait_for(|| engine.requests.lock().unwrap().len() >= 256).await;
+    let short = line("short", "/v1/embeddings", json!({"input": "hi"}));
+    let short = begin(&client, &upload(&client, &short).await, "/v1/embeddings").await;
+    let short = wait(&client, &short, is_over).await;
+    assert_eq!(short["request_counts"]["completed"], 1, "{short}");
+    let long = get(&client, &format!("/v1/batches/{}", long["id"].as_str().unwrap())).await;
+    assert!(!is_over(&long), "it waits for half a minute: {long}");
+}
+
+#[tokio::test]
+async fn lists_are_read_a_page_at_a_time() {
+    let engine = FakeEngine::saying("x");
+    let (client, other) = clients(engine, None);
+    let file = upload(&client, &line(1, "/v1/completions", json!({"prompt": "hi"}))).await;
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        let batch = begin(&client, &file, "/v1/completions").await;
+        made.insert(0, batch["id"].clone());
+        wait(&client, &batch, is_over).await;
+    }
+    let ids = |page: &Value| {
+        page["data"].as_array().unwrap().iter().map(|batch| batch["id"].clone()).collect::<Vec<_>>()
+    };
+    let first = get(&client, "/v1/batches?limit=2").await;
+    assert_eq!((ids(&first), &first["has_more"]), (made[..2].to_vec(), &json!(true)));
+    assert_eq!((&first["first_id"], &first["last_id"]), (&made[0], &made[1]));
+    let second = get(&client, &format!("/v1/batches?limit=2&after={}", made[1].as_str().unwrap())).await;
+    assert_eq!((ids(&second), &second["has_more"]), (made[2..4].to_vec(), &json!(true)));
+    let last = get(&client, &format!("/v1/batches?limit=2&after={}", made[3].as_str().unwrap())).await;
+    assert_eq!((ids(&last), &last["has_more"]), (made[4..].to_vec(), &json!(false)));
+    assert_eq!(ids(&get(&client, "/v1/batches").await), made);
+    let path = format!("/v1/batches?after={}", made[1].as_str().unwrap());
+    assert_eq!(other.get(&path).await.status, StatusCode::BAD_REQUEST, "another's id is none");
+    let none = get(&other, "/v1/batches").await;
+    assert_eq!((ids(&none), &none["first_id"], &none["has_more"]), (Vec::new(), &Value::Null, &json!(false)));
 }

@@ -245,3 +245,155 @@ async fn other_protocols_and_slow_heads_are_closed() {
     let _ = flood.read_to_string(&mut text).await;
     assert!(text.starts_with("HTTP/1.1 431"), "{text:?}");
 }
+
+/// An address may have any bytes; what it names is refused in the API's shape on every route.
+#[tokio::test]
+async fn addresses_that_are_no_text_are_refused_in_the_apis_shape() {
+    let served = served(Limits::default(), json!({})).await;
+    for (method, path) in [
+        ("GET", "/v1/responses/%ff"),
+        ("DELETE", "/v1/responses/%ff"),
+        ("GET", "/v1/responses/%ff/input_items"),
+        ("POST", "/v1/responses/%ff/cancel"),
+        ("GET", "/v1/cache/prefixes/%ff"),
+        ("DELETE", "/v1/cache/prefixes/%ff"),
+        ("GET", "/v1/files/%ff"),
+        ("DELETE", "/v1/files/%ff"),
+        ("GET", "/v1/files/%ff/content"),
+        ("GET", "/v1/batches/%ff"),
+        ("POST", "/v1/batches/%ff/cancel"),
+        ("GET", "/v1/models/%ff"),
+    ] {
+        let mut socket = TcpStream::connect(served.address).await.unwrap();
+        let asked = head(path, "good", 0).replacen("POST", method, 1);
+        socket.write_all(asked.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        socket.read_to_string(&mut text).await.unwrap();
+        let (_, body) = text.split_once("\r\n\r\n").unwrap();
+        let error: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{method} {path}: {text}"));
+        assert!(
+            text.starts_with("HTTP/1.1 400") && error["error"]["param"] == "id",
+            "{method} {path}: {text}"
+        );
+    }
+}
+
+/// The id of a response that was begun on this connection and goes on.
+async fn begun(engine: &FakeEngine, socket: &mut TcpStream) -> String {
+    while engine.live() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    engine.step();
+    let mut told = Vec::new();
+    loop {
+        assert!(socket.read_buf(&mut told).await.unwrap() > 0);
+        let text = String::from_utf8_lossy(&told);
+        if let Some(at) = text.find("resp_").filter(|at| text.len() > at + 37) {
+            return text[at..at + 37].to_owned();
+        }
+    }
+}
+
+/// A connection that answers is never closed to make room, and reading one's own response costs nothing.
+#[tokio::test]
+async fn whoever_reads_its_own_response_again_and_again_leaves_connections_to_others() {
+    const CONNECTIONS: usize = 8;
+    let served = served(Limits { connections: CONNECTIONS, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    served.engine.plan(|plan| plan.manual = true);
+    let body = json!({"input": "hi", "background": true, "stream": true}).to_string();
+    let mut first = TcpStream::connect(address).await.unwrap();
+    first.write_all((head("/v1/responses", "bad", body.len()) + &body).as_bytes()).await.unwrap();
+    let start = begun(&served.engine, &mut first).await;
+    drop(first);
+    let asked = format!(
+        "GET /v1/responses/{start}?stream=true HTTP/1.1\r\nhost: x\r\nauthorization: Bearer bad\r\n\r\n"
+    );
+    let mut open = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        socket.write_all(asked.as_bytes()).await.unwrap();
+        let mut begin = [0; 12];
+        let read = tokio::time::timeout(Duration::from_secs(20), socket.read_exact(&mut begin)).await;
+        read.expect("everybody is answered, or refused").unwrap();
+        open.push((socket, String::from_utf8_lossy(&begin).into_owned()));
+    }
+    let answered = open.iter().filter(|(_, begin)| begin.ends_with("200")).count();
+    assert!((1..=CONNECTIONS / 2).contains(&answered), "{answered} of {CONNECTIONS}");
+    assert!(open.iter().all(|(_, begin)| begin.ends_with("200") || begin.ends_with("429")), "{open:?}");
+    served.engine.plan(|plan| plan.manual = false);
+    victim(address, 5).await;
+}
+
+/// Limits on how much runs at once hold for requests without a body, too.
+#[tokio::test]
+async fn requests_without_a_body_have_as_many_places_as_those_with_one() {
+    let served = served(Limits::default(), json!({"max_concurrent_requests": 2})).await;
+    let address = served.address;
+    served.engine.plan(|plan| plan.manual = true);
+    let body = json!({"input": "hi", "background": true, "stream": true}).to_string();
+    let mut first = TcpStream::connect(address).await.unwrap();
+    first.write_all((head("/v1/responses", "bad", body.len()) + &body).as_bytes()).await.unwrap();
+    let path = format!("/v1/responses/{}?stream=true", begun(&served.engine, &mut first).await);
+    let begin = async || {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let asked = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer bad\r\n\r\n");
+        socket.write_all(asked.as_bytes()).await.unwrap();
+        let mut begin = [0; 12];
+        socket.read_exact(&mut begin).await.unwrap();
+        (socket, String::from_utf8_lossy(&begin).into_owned())
+    };
+    let (one, two, three) = (begin().await, begin().await, begin().await);
+    assert!(one.1.ends_with("200") && two.1.ends_with("200") && three.1.ends_with("429"), "{three:?}");
+}
+
+/// Two hundred bytes go on from as much as was kept before: that is what a turn costs.
+#[tokio::test]
+async fn short_requests_for_long_conversations_delay_nobody_else() {
+    let served = served(Limits { text_threads: 2, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    let long = json!({"input": "ab ".repeat(300_000), "max_output_tokens": 1}).to_string();
+    let (status, text) = ask(address, "/v1/responses", "bad", &long).await;
+    assert_eq!(status, 200);
+    let at = text.find("resp_").unwrap();
+    let short =
+        json!({"input": "on", "previous_response_id": text[at..at + 37], "max_output_tokens": 1}).to_string();
+    let mut attack = JoinSet::new();
+    for _ in 0..24 {
+        let short = short.clone();
+        attack.spawn(async move { ask(address, "/v1/responses", "bad", &short).await.0 });
+    }
+    let asked = json!({"prompt": "hi ".repeat(1000), "max_tokens": 4}).to_string();
+    for _ in 0..8 {
+        assert_eq!(ask(address, "/v1/completions", "good", &asked).await.0, 200);
+    }
+    let large = |requests: &[folio_engine::Request]| {
+        requests.iter().filter(|request| request.prompt.len() > 10_000).count()
+    };
+    let before = large(&served.engine.requests.lock().unwrap()).saturating_sub(1);
+    assert!(before < 20, "the victim waited for {before} of the attacker's 24 conversations");
+    while let Some(status) = attack.join_next().await {
+        assert_eq!(status.unwrap(), 200);
+    }
+}
+
+/// An item that is kept once may be named four thousand times.
+#[tokio::test]
+async fn what_a_request_names_of_what_is_kept_is_bounded() {
+    let served = served(Limits { body_bytes: 1 << 20, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    let long = json!({"input": "ab ".repeat(100_000), "max_output_tokens": 1}).to_string();
+    let (status, text) = ask(address, "/v1/responses", "bad", &long).await;
+    assert_eq!(status, 200);
+    let at = text.find("resp_").unwrap();
+    let item = format!("in_{}_0", &text[at + 5..at + 37]);
+    let named = |times: usize| {
+        let items = vec![json!({"type": "item_reference", "id": item}); times];
+        json!({"input": items, "max_output_tokens": 1}).to_string()
+    };
+    let (status, text) = ask(address, "/v1/responses", "bad", &named(4000)).await;
+    assert!(status == 400 && text.contains("refers to"), "{text}");
+    let (status, text) = ask(address, "/v1/responses", "bad", &named(2)).await;
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(metric(address, "folio:in_flight_bytes").await, 0.0);
+}

@@ -22,6 +22,7 @@ const LAYERS: &[&str] = &[
     "http",
     "tenancy",
     "engine",
+    "threads",
     "error",
 ];
 
@@ -125,4 +126,33 @@ fn no_files_import_each_other() {
         imports.remove(*top);
     }
     assert!(imports.is_empty(), "these import each other: {imports:#?}");
+}
+
+/// Where work may leave the event loop beside the pools of `threads`: what is bounded there by itself.
+const THREADS: &[(&[&str], &str)] = &[
+    (&["threads"], "the pools"),
+    (&["tenancy", "tenants"], "one look at the file of keys at a time"),
+    (&["safety", "callout"], "as many calls as the callout allows at once"),
+    (&["admin", "records"], "one page of records at a time"),
+    (&["serve"], "one file of usage, one pair of TLS files"),
+];
+
+#[test]
+fn work_leaves_the_event_loop_by_pools_that_are_bounded() {
+    let leaving: BTreeSet<Vec<String>> = sources()
+        .into_iter()
+        .filter(|source| source.text.contains("spawn_blocking"))
+        .map(|source| source.path)
+        .collect();
+    let known: BTreeSet<Vec<String>> =
+        THREADS.iter().map(|(path, _)| path.iter().map(|name| (*name).to_owned()).collect()).collect();
+    assert_eq!(leaving, known);
+}
+
+/// Hashing is as long as a prompt: the engine does it, where `engine::hashes` says.
+#[test]
+fn prompts_are_hashed_by_the_engine_alone() {
+    let hashing = |source: &Source| source.text.contains("BlockHashes::new");
+    let found: Vec<_> = sources().into_iter().filter(hashing).map(|source| source.path).collect();
+    assert!(found.is_empty(), "{found:?}");
 }

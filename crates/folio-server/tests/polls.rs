@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use axum::body::to_bytes;
-use common::{Client, FakeEngine, app};
+use common::{Client, FakeEngine, app, tool_app};
+use folio_engine::FinishReason;
 use folio_server::{Limits, ServerConfig};
-use folio_text::work;
+use folio_text::{ChatTemplate, TemplateSources, work};
 use serde_json::{Value, json};
 
 /// Of one poll: some hundred microseconds, at the speed at which bytes are looked at.
@@ -79,6 +80,7 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
         "/v1/messages/count_tokens",
         "/v1/chat/completions/render",
         "/v1/completions/render",
+        "/v1/cache/prefixes",
         "/v1/cache/prefixes/pfx_00000000000000000000000000000000",
         "/v1/batches",
         "/tokenize",
@@ -91,6 +93,112 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
                 "{path}: {most} steps in one poll: {status} {}",
                 &text[..text.len().min(80)]
             );
+        }
+    }
+}
+
+/// The same with everything that the loop's thread does until then: also what tasks of the server do that nobody polls here.
+async fn in_all(client: &Client, method: &str, path: &str, body: &Value) -> (u16, String, u64) {
+    let before = work::done();
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let (status, text, _) = watched(client, method, path, body).await;
+    // The task that wrote the answer may have more to do.
+    for _ in 0..8 {
+        tokio::task::yield_now().await;
+    }
+    (status, text, work::done() - before)
+}
+
+/// A response repeats its request, whole and in three events, and is kept and told again.
+#[tokio::test]
+async fn what_a_response_repeats_is_written_off_the_loop() {
+    let engine = FakeEngine::saying("ok");
+    let client = Client::with(ServerConfig::default(), tool_app(engine.clone(), 1 << 23));
+    let long = "ab ".repeat(1 << 20);
+    let tool =
+        json!({"type": "function", "name": "f", "description": long, "parameters": {"type": "object"}});
+    for (what, more) in [
+        ("instructions", json!({"instructions": long})),
+        ("tools", json!({"tools": [tool], "tool_choice": "none"})),
+    ] {
+        for how in [
+            json!({}),
+            json!({"stream": true}),
+            json!({"background": true}),
+            json!({"background": true, "stream": true}),
+        ] {
+            let mut body = json!({"input": "hi", "max_output_tokens": 1});
+            for part in [&more, &how] {
+                body.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+            }
+            let (status, text, steps) = in_all(&client, "POST", "/v1/responses", &body).await;
+            assert!(
+                status == 200 && text.len() > 1 << 20,
+                "{what} {how}: {status} {}",
+                &text[..text.len().min(300)]
+            );
+            assert!(steps <= STEPS_MAX, "{what} {how}: {steps} steps");
+            let start = text.find("resp_").unwrap();
+            let path = format!("/v1/responses/{}", &text[start..start + 37]);
+            for (method, path) in [
+                ("GET", path.clone()),
+                ("GET", format!("{path}/input_items")),
+                ("POST", format!("{path}/cancel")),
+            ] {
+                let (_, text, steps) = in_all(&client, method, &path, &Value::Null).await;
+                assert!(steps <= STEPS_MAX, "{method} {path}: {steps} steps, {} bytes", text.len());
+            }
+        }
+    }
+    // One that does not end by itself is cancelled, and one that fails says so.
+    engine.plan(|plan| plan.manual = true);
+    let body = json!({"input": "hi", "max_output_tokens": 1, "background": true, "instructions": long});
+    let (_, text, _) = in_all(&client, "POST", "/v1/responses", &body).await;
+    let id = serde_json::from_str::<Value>(&text).unwrap()["id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/responses/{id}/cancel");
+    let (status, text, steps) = in_all(&client, "POST", &path, &Value::Null).await;
+    assert!(status == 200 && text.contains(r#""status":"cancelled""#) && steps <= STEPS_MAX, "{steps}");
+    engine.plan(|plan| (plan.manual, plan.end) = (false, Some(FinishReason::Error)));
+    let body = json!({"input": "hi", "max_output_tokens": 9, "stream": true, "instructions": long});
+    let (_, text, steps) = in_all(&client, "POST", "/v1/responses", &body).await;
+    assert!(text.contains("response.failed") && steps <= STEPS_MAX, "{steps}");
+}
+
+/// So does the end of each of its items.
+#[tokio::test]
+async fn the_end_of_a_long_item_is_written_off_the_loop() {
+    let mut app = app(FakeEngine::saying(&"a".repeat(100_000)));
+    app.model.context_length = 1 << 20;
+    let client = Client::with(ServerConfig::default(), app);
+    let body = json!({"input": "hi", "stream": true});
+    let before = work::done();
+    let (status, text, _) = watched(&client, "POST", "/v1/responses", body.to_string()).await;
+    assert!(status == 200 && text.contains("response.completed"));
+    // 100,000 events of a token each, and nothing that is as long as the answer, which would be 400,000 bytes more.
+    let tokens: usize =
+        text.split("event: response.output_text.delta").skip(1).map(|event| event.len()).sum();
+    let steps = work::done() - before;
+    assert!((steps as usize) < tokens * 2, "{steps} steps for {tokens} bytes of deltas");
+}
+
+#[tokio::test]
+async fn what_a_client_attaches_for_itself_is_short() {
+    let client = client();
+    let long = "x".repeat(513);
+    for (name, value) in [
+        ("metadata", json!({"a": long})),
+        ("metadata", (0..17).map(|at| (at.to_string(), json!("b"))).collect()),
+        ("metadata", json!({"n".repeat(65): "b"})),
+        ("user", json!(long)),
+        ("safety_identifier", json!(long)),
+    ] {
+        for (path, body) in [
+            ("/v1/responses", json!({"input": "hi", name: value})),
+            ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "hi"}], name: value})),
+        ] {
+            let (status, text, _) = watched(&client, "POST", path, body.to_string()).await;
+            let error: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!((status, &error["error"]["param"]), (400, &json!(name)), "{path} {text}");
         }
     }
 }
@@ -143,4 +251,71 @@ async fn an_answer_that_is_not_streamed_is_written_off_the_loop() {
     let body = json!({"prompt": "hi", "max_tokens": 4000, "logprobs": 20, "n": 8});
     let (status, text, most) = watched(&client, "POST", "/v1/completions", body.to_string()).await;
     assert!(status == 200 && text.len() > 1 << 20 && most <= STEPS_MAX, "{status} {} {most}", text.len());
+}
+
+/// A model's template may make much of a short conversation: then it is rendered where that delays nobody.
+#[tokio::test]
+async fn what_a_template_makes_long_is_read_off_the_loop() {
+    let hostile = [
+        "{% for i in range(3000) %}{% for j in range(300) %}{% endfor %}{% endfor %}ok",
+        "{% set ns = namespace(t='a') %}{% for i in range(18) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}{{ ns.t[:8] }}",
+        "{% for i in range(6000) %}0123456789{% endfor %}",
+        "{{ messages[0].content * 40000 }}",
+    ];
+    for source in hostile {
+        let mut sources = TemplateSources::default();
+        sources.add("default", source, "test");
+        let mut app = app(FakeEngine::saying("ok"));
+        app.model.context_length = 1 << 20;
+        app.template = Some(Arc::new(
+            ChatTemplate::compile(sources, common::tokenizer().special_tokens()).unwrap().unwrap(),
+        ));
+        let client = Client::with(ServerConfig::default(), app);
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+        let (status, text, steps) = in_all(&client, "POST", "/v1/chat/completions", &body).await;
+        assert!(status == 200 && steps <= STEPS_MAX, "{source}: {status} {steps} {text}");
+    }
+}
+
+/// Of all that a tenant has as much is worked on as is shown, and not on the loop.
+#[tokio::test]
+async fn lists_of_files_and_batches_are_written_off_the_loop() {
+    let client = client();
+    let form = |text: &str| {
+        format!(
+            "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; \
+             name=\"file\"; filename=\"{}\"\r\n\r\n{text}\r\n--b--\r\n",
+            "n".repeat(500)
+        )
+    };
+    let mut id = String::new();
+    for _ in 0..400 {
+        let mut request = client.request("POST", "/v1/files", form("x"));
+        request.headers_mut().insert("content-type", "multipart/form-data; boundary=b".parse().unwrap());
+        let file: Value =
+            serde_json::from_str(&common::reply(client.send(request).await).await.text).unwrap();
+        id = file["id"].as_str().unwrap().to_owned();
+    }
+    let metadata: serde_json::Map<String, Value> =
+        (0..16).map(|at| (at.to_string(), "m".repeat(512).into())).collect();
+    // Each is over at once: its line is none.
+    for _ in 0..100 {
+        let wanted = json!({"input_file_id": id, "endpoint": "/v1/completions", "completion_window": "24h",
+            "metadata": metadata});
+        let (status, text, _) = watched(&client, "POST", "/v1/batches", wanted.to_string()).await;
+        assert_eq!(status, 200, "{text}");
+        let id = serde_json::from_str::<Value>(&text).unwrap()["id"].as_str().unwrap().to_owned();
+        while !common::reply(client.send(client.request("GET", &format!("/v1/batches/{id}"), "")).await)
+            .await
+            .text
+            .contains("failed_at\":1")
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+    for path in ["/v1/files", "/v1/batches?limit=100", "/v1/batches?limit=1"] {
+        let (status, text, steps) = in_all(&client, "GET", path, &Value::Null).await;
+        assert!(status == 200 && text.len() > 8000, "{status} {}", text.len());
+        assert!(steps <= PIECE_MAX, "{path}: {steps} steps for {} bytes", text.len());
+    }
 }

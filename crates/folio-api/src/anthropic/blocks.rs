@@ -33,6 +33,25 @@ const OTHER_KINDS: &[(&str, &str)] = &[
     ("web_search_tool_result", NO_SERVER_TOOLS),
 ];
 
+/// Fields of blocks of all kinds.
+const KNOWN: &[&str] = &[
+    "type",
+    "text",
+    "citations",
+    "thinking",
+    "signature",
+    "id",
+    "name",
+    "input",
+    "caller",
+    "tool_use_id",
+    "content",
+    "is_error",
+    "tool_name",
+    "tool",
+    "cache_control",
+];
+
 /// Builds a conversation, block by block.
 pub struct Turns<'a, 'b> {
     context: &'a Context,
@@ -173,7 +192,7 @@ impl<'a, 'b> Turns<'a, 'b> {
         if kind != "thinking" {
             self.mark(&mut block)?;
         }
-        block.finish(&[])
+        self.hints.finish(block, KNOWN, &[])
     }
 
     fn text_of(&self, block: &mut Fields) -> Result<String, ApiError> {
@@ -218,7 +237,7 @@ impl<'a, 'b> Turns<'a, 'b> {
             if caller.require::<String>("type")? != "direct" {
                 return Err(ApiError::unsupported(caller.path("type"), NO_SERVER_TOOLS));
             }
-            caller.finish(&[])?;
+            self.hints.finish(caller, &["type"], &[])?;
         }
         // What a model wrote wrongly goes back to it as it was.
         let wrong = (input.len() == 1).then(|| input.get(INVALID_JSON)).flatten().and_then(Value::as_str);
@@ -253,7 +272,7 @@ impl<'a, 'b> Turns<'a, 'b> {
             self.result_content(raw, &block.path("content"))?;
         }
         self.mark(&mut block)?;
-        block.finish(&[])
+        self.hints.finish(block, KNOWN, &[])
     }
 
     fn result_content(&mut self, raw: Json, path: &str) -> Result<(), ApiError> {
@@ -281,7 +300,7 @@ impl<'a, 'b> Turns<'a, 'b> {
             };
             more(&mut self.out, &text);
             self.mark(&mut block)?;
-            block.finish(&[])?;
+            self.hints.finish(block, KNOWN, &[])?;
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ impl Request {
         context.check_model(&mut fields)?;
         let mut generation = Generation::read_plain(&mut fields, context, STOP)?;
         let max_tokens: u32 = fields.require("max_tokens")?;
-        metadata_only(&mut fields)?;
+        metadata_only(&mut fields, &mut hints)?;
         let asked = Asked::read(&mut fields, context, Some(max_tokens), &mut hints)?;
         let Asked { mut conversation, breakpoints, include_reasoning, .. } = asked;
         let mut notes = hints.close(fields, &MESSAGE)?;
@@ -115,11 +115,11 @@ impl Asked {
 }
 
 /// Fields that ask for nothing this server could do differently. They are checked.
-fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
+fn metadata_only(fields: &mut Fields, hints: &mut Hints) -> Result<(), ApiError> {
     if let Some(raw) = fields.raw("metadata") {
         let mut metadata = Fields::of_value(raw, "metadata".into())?;
         metadata.take::<String>("user_id")?;
-        metadata.finish(&[])?;
+        hints.finish(metadata, &["user_id"], &[])?;
     }
     fields.only("service_tier", &["auto", "standard_only"], "there is one tier")?;
     one_speed(fields)

@@ -29,10 +29,12 @@ const CLOSED: &[&str] = &[
     "chat_template_kwargs",
     "logit_bias",
     "output_config.format",
+    "reasoning",
     "response_format",
     "stream_options",
     "structured_outputs",
     "text.format",
+    "thinking",
     "tool_choice",
     "tools",
 ];
@@ -268,6 +270,8 @@ mod tests {
         for path in [
             "tools",
             "tools[].mood",
+            "reasoning.mood",
+            "thinking.mood",
             "response_format.mood",
             "text.format.x",
             "temperature",

@@ -3,9 +3,11 @@
 use crate::context::Context;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
+use crate::hints::{Api, Hints, Notes};
+use crate::labels;
 use crate::openai::completions::{Prompt, Prompts};
+use crate::openapi::tables::EMBEDDING;
 use crate::params::Generation;
-use crate::refused;
 
 const INPUT: &str = "input";
 
@@ -14,6 +16,7 @@ pub struct Request {
     pub generation: Generation,
     pub inputs: Vec<Prompt>,
     pub form: Form,
+    pub notes: Notes,
 }
 
 /// How a vector is written.
@@ -32,7 +35,7 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
         ..ApiError::bad_request(format!("This model makes no embeddings: {why}."))
     })?;
     let generation = Generation::pooled(&mut fields)?;
-    fields.take::<String>("user")?;
+    labels::name(&mut fields, "user")?;
     let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -44,12 +47,12 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
     let dimensions = fields.take("dimensions")?;
     let dimensions = within(&fields, "dimensions", dimensions, (1, context.model.hidden as usize))?;
     let inputs: Prompts = fields.require(INPUT)?;
-    fields.finish(&[refused::EMBEDDINGS, refused::EVERYWHERE].concat())?;
+    let notes = Hints::new(&context.hints, Api::Embeddings).close(fields, &EMBEDDING)?;
     let inputs = inputs.into_list(context.limits.embedding_inputs, INPUT)?;
     let ids =
         inputs.iter().filter_map(|input| if let Prompt::Tokens(ids) = input { Some(ids) } else { None });
     for ids in ids {
         context.model.check_token_ids(ids, INPUT)?;
     }
-    Ok(Request { generation, inputs, form: Form { base64, dimensions } })
+    Ok(Request { generation, inputs, form: Form { base64, dimensions }, notes })
 }

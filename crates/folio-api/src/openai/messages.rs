@@ -62,7 +62,7 @@ fn message(raw: Json, path: String, hints: &mut Hints) -> Result<Value, ApiError
     let mut out = Map::new();
     out.insert("role".into(), role.into());
     let calls = match role {
-        "assistant" => tool_calls(&mut fields)?,
+        "assistant" => tool_calls(&mut fields, hints)?,
         _ => Vec::new(),
     };
     let reasoning = reasoning(&mut fields)?.filter(|_| role == "assistant");
@@ -101,13 +101,14 @@ fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     Ok(ours.or(other))
 }
 
-fn tool_calls(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+fn tool_calls(fields: &mut Fields, hints: &mut Hints) -> Result<Vec<Value>, ApiError> {
     let list = fields.list("tool_calls")?.unwrap_or_default();
     let path = fields.path("tool_calls");
-    list.into_iter().enumerate().map(|(index, raw)| tool_call(raw, format!("{path}[{index}]"))).collect()
+    let call = |(index, raw)| tool_call(raw, format!("{path}[{index}]"), hints);
+    list.into_iter().enumerate().map(call).collect()
 }
 
-fn tool_call(raw: Json, path: String) -> Result<Value, ApiError> {
+fn tool_call(raw: Json, path: String, hints: &mut Hints) -> Result<Value, ApiError> {
     let mut call = Fields::of_value(raw, path)?;
     let id: String = call.require("id")?;
     if call.take::<String>("type")?.is_some_and(|kind| kind != "function") {
@@ -118,8 +119,8 @@ fn tool_call(raw: Json, path: String) -> Result<Value, ApiError> {
     let mut function = Fields::of_value(call.require_raw("function")?, call.path("function"))?;
     let name: String = function.require("name")?;
     let arguments: String = function.require("arguments")?;
-    function.finish(&[])?;
-    call.finish(&[])?;
+    hints.finish(function, &["name", "arguments"], &[])?;
+    hints.finish(call, &["id", "type", "index", "function"], &[])?;
     let function = serde_json::json!({"name": name, "arguments": arguments});
     Ok(serde_json::json!({"id": id, "type": "function", "function": function}))
 }

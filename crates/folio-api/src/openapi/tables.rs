@@ -10,6 +10,7 @@ use crate::refused;
 pub enum Api {
     Chat,
     Completions,
+    Embeddings,
     Responses,
     Messages,
 }
@@ -19,6 +20,7 @@ impl Api {
         match self {
             Self::Chat => "chat completions",
             Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
             Self::Responses => "responses",
             Self::Messages => "messages",
         }
@@ -191,7 +193,7 @@ pub const EMBEDDING: Body = Body {
         ],
     ],
     refused: &[refused::EMBEDDINGS, refused::EVERYWHERE],
-    hints: None,
+    hints: Some(Api::Embeddings),
     example: r#"{"input": "Hi"}"#,
 };
 pub const RESPONSE: Body = Body {

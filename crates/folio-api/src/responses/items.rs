@@ -103,7 +103,7 @@ impl Source<'_> {
         let id = item["id"].as_str().unwrap_or_default();
         // `rs_NAME_3` is an item of `resp_NAME`.
         let response = id.rsplit('_').nth(1).map(|name| format!("resp_{name}"));
-        let found = response.and_then(|response| self.0.item(&response, id));
+        let found = response.map(|response| self.0.item(&response, id)).transpose()?.flatten();
         found.map(Some).ok_or_else(|| {
             let path = format!("{path}.id");
             let id: String = id.chars().take(128).collect();
@@ -121,7 +121,7 @@ impl Source<'_> {
         item.take::<String>("id")?;
         item.take::<String>("status")?;
         match kind.as_deref().unwrap_or("message") {
-            "message" => message(&mut item, out)?,
+            "message" => message(&mut item, out, hints)?,
             "function_call" => {
                 let (id, name): (String, String) = (item.require("call_id")?, item.require("name")?);
                 let name = match item.take::<String>("namespace")? {
@@ -139,6 +139,7 @@ impl Source<'_> {
                     item.require_raw("output")?,
                     item.path("output"),
                     &["input_text", "output_text", "text"],
+                    hints,
                 )?;
                 out.flush();
                 out.messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
@@ -148,7 +149,8 @@ impl Source<'_> {
                 let sealed = item.take::<String>("encrypted_content")?;
                 match (item.raw("content").filter(|raw| !raw.is_list() || !raw.is_empty()), sealed) {
                     (Some(raw), _) => {
-                        out.reasoning(texts(raw, item.path("content"), &["reasoning_text", "text"])?);
+                        let path = item.path("content");
+                        out.reasoning(texts(raw, path, &["reasoning_text", "text"], hints)?);
                     }
                     (None, Some(sealed)) => {
                         out.reasoning(self.0.unseal(&sealed, &item.path("encrypted_content"))?);
@@ -167,10 +169,10 @@ impl Source<'_> {
     }
 }
 
-fn message(item: &mut Fields, out: &mut Gathered) -> Result<(), ApiError> {
+fn message(item: &mut Fields, out: &mut Gathered, hints: &mut Hints) -> Result<(), ApiError> {
     let role: String = item.require("role")?;
     let kinds = ["input_text", "output_text", "text", "refusal"];
-    let text = texts(item.require_raw("content")?, item.path("content"), &kinds)?;
+    let text = texts(item.require_raw("content")?, item.path("content"), &kinds, hints)?;
     item.take::<String>("phase")?;
     match role.as_str() {
         "assistant" => out.assistant(text),
@@ -188,12 +190,12 @@ fn message(item: &mut Fields, out: &mut Gathered) -> Result<(), ApiError> {
 }
 
 /// Text, or parts that are text.
-fn texts(raw: Json, path: String, kinds: &[&str]) -> Result<String, ApiError> {
+fn texts(raw: Json, path: String, kinds: &[&str], hints: &mut Hints) -> Result<String, ApiError> {
     if !raw.is_list() {
         return parse(raw, &path);
     }
     let parts = fields::list(raw, &path)?;
-    let text = |(index, raw): (usize, Json)| {
+    let mut text = |(index, raw): (usize, Json)| {
         let mut part = Fields::of_value(raw, format!("{path}[{index}]"))?;
         let kind: String = part.require("type")?;
         if !kinds.contains(&kind.as_str()) {
@@ -206,10 +208,10 @@ fn texts(raw: Json, path: String, kinds: &[&str]) -> Result<String, ApiError> {
         // What the server itself says about its texts.
         part.take::<Vec<Value>>("annotations")?;
         part.take::<Vec<Value>>("logprobs")?;
-        part.finish(&[])?;
+        hints.finish(part, &["type", "text", "refusal", "annotations", "logprobs"], &[])?;
         Ok(text)
     };
-    let texts: Result<Vec<String>, ApiError> = parts.into_iter().enumerate().map(text).collect();
+    let texts: Result<Vec<String>, ApiError> = parts.into_iter().enumerate().map(&mut text).collect();
     Ok(texts?.join("\n"))
 }
 

@@ -12,16 +12,16 @@ use serde_json::Value;
 
 pub use items::{named, page};
 pub use request::Request;
-pub use writer::{Keep, ResponseWriter, Seal, failure};
+pub use writer::{Keep, ResponseWriter, Seal, ended};
 
 use crate::error::ApiError;
 
 /// Responses that can be gone on from, of whoever asks.
 pub trait History {
-    /// The conversation up to the end of a response, without instructions.
-    fn messages(&self, response: &str) -> Option<Arc<[Value]>>;
-    /// An item of a response, or of what it was asked with.
-    fn item(&self, response: &str, id: &str) -> Option<Value>;
+    /// The conversation up to the end of a response, without instructions. An error: it is more than may be read.
+    fn messages(&self, response: &str) -> Result<Option<Arc<[Value]>>, ApiError>;
+    /// An item of a response, or of what it was asked with. An error: it is more than may be read.
+    fn item(&self, response: &str, id: &str) -> Result<Option<Value>, ApiError>;
     /// What was thought, of what was sealed for the client to carry. `path` is where it stands in the request.
     fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError>;
 }

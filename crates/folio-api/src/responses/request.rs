@@ -2,8 +2,6 @@
 //!
 //! Invariants: as everywhere, a field is honoured, refused by its path, or a hint; [`refused`](crate::refused::RESPONSES) has what exists at OpenAI's and not here.
 
-use std::collections::HashMap;
-
 use serde_json::{Map, Value, json};
 
 use super::{History, items, not_found};
@@ -15,6 +13,7 @@ use crate::effort::Thinking;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::hints::{Api, Hints};
+use crate::labels;
 use crate::openapi::tables::RESPONSE;
 use crate::params::Generation;
 use crate::tools::{self, Dialect};
@@ -79,7 +78,7 @@ impl Request {
         let instructions = fields.take::<String>("instructions")?;
         let previous = fields.take::<String>("previous_response_id")?;
         let mut messages: Vec<Value> = match &previous {
-            Some(id) => history.messages(id).ok_or_else(|| not_found("previous_response_id", id))?.to_vec(),
+            Some(id) => history.messages(id)?.ok_or_else(|| not_found("previous_response_id", id))?.to_vec(),
             None => Vec::new(),
         };
         let input = items::read(&mut fields, history, limits, &mut hints)?;
@@ -150,11 +149,11 @@ impl Repeated {
 
     /// What is checked and repeated, and has no effect; and what can only have its default.
     fn plain(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
-        for name in ["user", "safety_identifier"] {
-            self.fields.insert(name.into(), fields.take::<String>(name)?.into());
+        for name in labels::NAMES {
+            self.fields.insert(name.into(), labels::name(fields, name)?.into());
         }
-        let metadata = fields.take::<HashMap<String, String>>("metadata")?.unwrap_or_default();
-        self.fields.insert("metadata".into(), json!(metadata));
+        let metadata = labels::metadata(fields)?.unwrap_or_default();
+        self.fields.insert("metadata".into(), metadata.into());
         fields.only("service_tier", &["auto", "default"], "there is one tier")?;
         self.truncates = match fields.take::<String>("truncation")?.as_deref() {
             None | Some("disabled") => false,

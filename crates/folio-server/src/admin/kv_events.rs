@@ -15,9 +15,11 @@ use crate::endpoints::prefixes::command;
 use crate::engine::Served;
 use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
+use crate::load::Load;
 use crate::observability::Observability;
 use crate::observability::kv_events::{Published, told};
 use crate::tenancy::Tenancy;
+use crate::threads::{Lost, NOBODY};
 
 fn published(observability: &Observability) -> Result<&Published, ApiError> {
     let off =
@@ -55,14 +57,16 @@ pub(crate) async fn blocks(
     State(observability): Shared<Observability>,
     State(tenancy): Shared<Tenancy>,
     State(served): Shared<Served>,
+    State(load): Shared<Load>,
 ) -> Reply {
     let source = &published(&observability)?.source;
     let (told, size) = (told(&source.config, &tenancy.tenants), source.feed.block_tokens());
     let CacheResponse::Resident(resident) = command(&served, CacheCommand::Resident).await? else {
         return Err(unexpected().into());
     };
-    let written = tokio::task::spawn_blocking(move || list(&resident, &told, size).to_string());
-    Ok(json_response(written.await.map_err(|_| unexpected())?))
+    let bytes = size_of_val(resident.tokens.as_slice());
+    let written = load.text.finish(NOBODY, bytes, move || list(&resident, &told, size).to_string()).await;
+    Ok(json_response(written.map_err(|Lost| unexpected())?))
 }
 
 fn unexpected() -> ApiError {

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use crate::error::ServerError;
-use crate::tenancy::fair_queue::FairQueue;
+use crate::threads::fair_queue::FairQueue;
 use config::BatchConfig;
 use store::Store;
 

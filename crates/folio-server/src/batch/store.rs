@@ -17,7 +17,7 @@
 //! the batch goes on behind them.
 //!
 //! Cost: what is somebody's is found under its owner and then by id, so no call goes through what others have. A list is as long as
-//! its owner's, and a file is looked at when it expires. Whoever goes through several counts them as work.
+//! its owner's, or a page of it, and a file is looked at when it expires. The lock is never held across anything that a disk does. Whoever goes through several counts them as work.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
@@ -220,28 +220,35 @@ impl Store {
         room.all + more <= self.bytes_max && own + more <= self.bytes_max / 2
     }
 
-    /// Without the files that are expired.
+    /// Without the files that are expired. Whoever is first to ask removes them, and blocks for it.
     fn current(&self) -> MutexGuard<'_, Inner> {
         self.at(unix_s())
     }
 
     fn at(&self, now: u64) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner.lock();
+        let mut gone = Vec::new();
         while inner.expiring.first().is_some_and(|(at, ..)| *at <= now) {
             let Some((_, owner, id)) = inner.expiring.pop_first() else { break };
             work::add(1);
             if inner.own.get(&owner).is_some_and(|own| own.reads(&id)) {
                 inner.expire(&owner, &id, now + AGAIN_S);
-            } else {
-                self.remove(&mut inner, &owner, &id);
+            } else if self.take(&mut inner, &owner, &id) {
+                gone.push(id);
             }
         }
-        inner
+        if gone.is_empty() {
+            return inner;
+        }
+        drop(inner);
+        gone.iter().for_each(|id| self.unlink(id));
+        self.inner.lock()
     }
 
-    fn remove(&self, inner: &mut Inner, owner: &str, id: &str) {
-        let Some(own) = inner.own.get_mut(owner) else { return };
-        let Some(entry) = own.files.shift_remove(id) else { return };
+    /// A file is none any more; it is to be unlinked once nobody waits for the lock. Whether it was one.
+    fn take(&self, inner: &mut Inner, owner: &str, id: &str) -> bool {
+        let Some(own) = inner.own.get_mut(owner) else { return false };
+        let Some(entry) = own.files.shift_remove(id) else { return false };
         if own.files.is_empty() && own.batches.is_empty() {
             inner.own.remove(owner);
         }
@@ -249,6 +256,10 @@ impl Store {
             inner.expiring.remove(&(at, owner.to_owned(), id.to_owned()));
         }
         self.room.lock().give_back(owner, entry.meta.bytes);
+        true
+    }
+
+    fn unlink(&self, id: &str) {
         if let (Some(dir), Some(data)) = (&self.dir, self.data(id)) {
             // First what makes it a file; data alone is removed at the next start.
             let _ = fs::remove_file(dir.join("files").join(format!("{id}.json")));
@@ -283,8 +294,10 @@ impl Store {
                 ..ApiError::new(409, "invalid_request_error", message)
             });
         }
-        self.remove(&mut inner, owner, id);
-        Ok(true)
+        let found = self.take(&mut inner, owner, id);
+        drop(inner);
+        self.unlink(id);
+        Ok(found)
     }
 
     /// Keeps a new batch. The oldest of those that are over give way.
@@ -329,6 +342,26 @@ impl Store {
         let Some(own) = inner.own.get(owner) else { return Vec::new() };
         work::add(own.batches.len());
         own.batches.values().cloned().collect()
+    }
+
+    /// So many of them at most, the newest first, from behind the one of this id on, and whether there are more. `None`: there is none of
+    /// this id.
+    pub fn batches_page(
+        &self,
+        owner: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Option<(Vec<Arc<Batch>>, bool)> {
+        let inner = self.inner.lock();
+        let own = inner.own.get(owner).map(|own| &own.batches);
+        let end = match after {
+            Some(id) => own.and_then(|own| own.get_index_of(id))?,
+            None => own.map_or(0, IndexMap::len),
+        };
+        let start = end.saturating_sub(limit);
+        work::add(end - start);
+        let page = own.and_then(|own| own.get_range(start..end)).into_iter().flat_map(|page| page.values());
+        Some((page.rev().cloned().collect(), start > 0))
     }
 
     /// Everybody's that go on, oldest first.

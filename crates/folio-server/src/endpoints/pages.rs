@@ -2,27 +2,27 @@
 
 use std::sync::LazyLock;
 
-use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri, header};
 use axum::response::IntoResponse;
 use folio_engine::handle::Health;
-use folio_kv::TenantId;
 use serde_json::{Value, json};
 
+use crate::arrival::Id;
 use crate::endpoints::anthropic;
 use crate::engine::Served;
 use crate::http::Shared;
 use crate::http::anthropic::is_meant;
-use crate::http::reply::{Refusal, Reply, json_response};
+use crate::http::reply::{Refusal, Reply, json_bytes, json_response};
 use crate::load::Load;
 use crate::observability::Observability;
 use crate::tenancy::Tenancy;
+use crate::threads::NOBODY;
 use folio_api::ApiError;
 use folio_api::openapi::tables::ROUTES;
 
-/// Whose turn it is to have a page written that is nobody's in particular, and about how much work that is.
-const NOBODY: TenantId = TenantId(u32::MAX);
+/// About how much work a page is.
 const PAGE_BYTES: usize = 32 << 10;
 
 /// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
@@ -36,7 +36,7 @@ pub async fn models(State(served): Shared<Served>, request: Request) -> Reply {
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(State(served): Shared<Served>, Path(name): Path<String>, request: Request) -> Reply {
+pub async fn model(State(served): Shared<Served>, Id(name): Id, request: Request) -> Reply {
     if !served.context.model.answers_to(&name) {
         return Err(ApiError::model_not_found(&name, served.name()).into());
     }
@@ -116,8 +116,8 @@ async fn figures(
 
 /// `GET /openapi.json`
 pub async fn openapi() -> Response<Body> {
-    static TEXT: LazyLock<String> = LazyLock::new(|| folio_api::openapi::document().to_string());
-    json_response(TEXT.clone())
+    static TEXT: LazyLock<Bytes> = LazyLock::new(|| folio_api::openapi::document().to_string().into());
+    json_bytes(TEXT.clone())
 }
 
 pub async fn version(State(served): Shared<Served>) -> Response<Body> {

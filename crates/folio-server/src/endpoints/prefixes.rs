@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::Response;
 use folio_engine::handle::Rejected;
 use folio_engine::request::{EventSink, RetentionRange};
@@ -17,7 +17,7 @@ use folio_kv::{BlockHashes, KeepRefused, PrefixId, PrefixInfo, Retention, Tenant
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::arrival::JsonRequest;
+use crate::arrival::{Id, JsonRequest};
 use crate::engine::{self, Served};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
@@ -72,8 +72,8 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
         let kept = match computed.kept {
             Some(kept) => kept,
             None => {
-                let hashes =
-                    BlockHashes::new(&root, &wanted.tokens, served.engine.stats().cache.block_tokens);
+                let asked = vec![(root, wanted.tokens.clone())];
+                let hashes = engine::hashes(served, tenant.id, asked).await.remove(0);
                 let (tokens, retention) = (wanted.tokens.len() as u32, retention(&wanted.keep));
                 match command(
                     served,
@@ -210,7 +210,7 @@ async fn run(
     let prompt_tokens = request.prompt.len() as u64;
     let (sender, mut events) = mpsc::unbounded_channel();
     let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
-    let flag = match engine::submit(&served.engine, request, sink).await {
+    let flag = match engine::submit(served, request, sink).await {
         Ok(flag) => flag,
         Err(rejected) => return Err(refused_by(generator, ticket, rejected)),
     };
@@ -260,7 +260,7 @@ pub async fn list(State(served): Shared<Served>, tenant: Tenant) -> Reply {
 }
 
 /// `GET /v1/cache/prefixes/{id}`
-pub async fn show(State(served): Shared<Served>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn show(State(served): Shared<Served>, tenant: Tenant, Id(id): Id) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&id)?);
     let prefix = prefix(command(&served, CacheCommand::Show { tenant, id }).await?)?;
     Ok(json_response(describe(&served, &prefix).to_string()))
@@ -268,11 +268,7 @@ pub async fn show(State(served): Shared<Served>, tenant: Tenant, Path(id): Path<
 
 /// `POST /v1/cache/prefixes/{id}`: pin, unpin, another priority or time to live; what is not given stays. With `load` what tiers have of
 /// it is brought to the device before.
-pub async fn change(
-    State(generator): Shared<Generator>,
-    Path(id): Path<String>,
-    request: JsonRequest,
-) -> Reply {
+pub async fn change(State(generator): Shared<Generator>, Id(id): Id, request: JsonRequest) -> Reply {
     let Generator { served, load, .. } = &*generator;
     let _counted = load.in_flight.enter();
     let JsonRequest { tenant: asking, body, held: _held, entry, .. } = request;
@@ -341,7 +337,8 @@ async fn load_prefix(
     if let Err(rejected) = served.engine.check(&whole) {
         return Err(refused_by(generator, ticket, rejected));
     }
-    let hashes = engine::hashes(&served.engine, &[whole]).await.remove(0);
+    let prompts = vec![(whole.root, text.clone())];
+    let hashes = engine::hashes(served, tenant.id, prompts).await.remove(0);
     let names: Vec<&'static str> = served.engine.tier_stats().iter().map(|tier| tier.name).collect();
     let found = in_tiers(&hashes, prefix, names.len());
     let in_tiers: u32 = found.iter().sum();
@@ -385,7 +382,7 @@ pub async fn delete(
     State(served): Shared<Served>,
     State(tenancy): Shared<Tenancy>,
     tenant: Tenant,
-    Path(name): Path<String>,
+    Id(name): Id,
 ) -> Reply {
     let (tenant, id) = (tenant.cache, parse(&name)?);
     tenancy.prefix_texts.forget_one(tenant, id);

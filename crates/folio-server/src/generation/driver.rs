@@ -16,6 +16,7 @@ use folio_api::ApiError;
 use folio_api::events::{Delta, PromptReport, Scored};
 use folio_engine::request::{Timing, Token, TokenLogprobs};
 use folio_engine::{Event, FinishReason};
+use folio_text::work::giving_way;
 use folio_text::{DetokenizeOptions, Detokenizer, work};
 use tokio::sync::mpsc;
 
@@ -29,7 +30,7 @@ pub(crate) use response::Whole;
 pub(super) use response::{Output, ResponseDriver};
 
 /// Bytes of an answer that are worked on at once, on the event loop.
-const AT_ONCE_BYTES: usize = 64 << 10;
+pub(crate) const AT_ONCE_BYTES: usize = 64 << 10;
 
 /// An event that the engine delivered.
 #[derive(Clone)]
@@ -44,7 +45,11 @@ impl ResponseDriver {
         self.refuse_denied();
         loop {
             if !self.answered && self.slots.iter().all(|slot| slot.done) {
-                let bytes = if matches!(self.output, Output::Whole(_)) { self.memory.gathered } else { 0 };
+                let bytes = match self.output {
+                    Output::Whole(_) => self.memory.gathered,
+                    Output::Stream(_) => self.job.writer.owes(),
+                };
+                let bytes = bytes + self.job.writer.repeats();
                 let Some(answered) = self.off_loop(bytes, ResponseDriver::answer).await else { return };
                 self = answered;
             }
@@ -55,19 +60,21 @@ impl ResponseDriver {
                     Some(Delivered { prompt, event, at }) => {
                         let bytes = event_bytes(&event);
                         self.memory.unread.release(bytes);
-                        let bytes = bytes + self.echo_bytes(prompt, &event);
+                        let bytes = bytes + self.opening_bytes(prompt, &event);
                         let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event, at)).await else { return };
                         self = done;
                     }
                     None => {
+                        self.slots.iter_mut().for_each(|slot| (slot.done, slot.ended) = (true, true));
                         self.fail(ApiError::internal("the engine stopped before the request was finished"));
-                        break;
                     }
                 },
                 Some((index, verdict)) = verdict::verdict(&mut self.judge), if judging => self.judged(index, verdict),
                 else => break,
             }
             self.count_gathered();
+            let Some(written) = self.catch_up().await else { return };
+            self = written;
         }
         self.abort.finished();
         if let Some(ticket) = self.ticket.take() {
@@ -90,14 +97,12 @@ impl ResponseDriver {
             return Some(self);
         }
         let (generator, abort) = (self.generator.clone(), self.abort.clone());
-        // It was let in before: where the line is full, it does not wait in it.
-        let turn = generator.load.text.turn(&self.tenant.id, bytes as u64).await;
-        let worked = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            work(&mut self);
+        let tenant = self.tenant.id;
+        let work = move || {
+            giving_way(|| work(&mut self));
             self
-        });
-        let worked = worked.await;
+        };
+        let worked = generator.load.text.finish(tenant, bytes, work).await;
         if worked.is_err() {
             generator.observability.metrics.panicked();
             abort.cancel();
@@ -105,13 +110,35 @@ impl ResponseDriver {
         worked.ok()
     }
 
-    /// Bytes of a prompt that are decoded, token by token, to be shown before its answer.
-    fn echo_bytes(&self, prompt: usize, event: &Event) -> usize {
-        let job = &self.job.prompts[prompt];
-        match event {
-            Event::Prompt { .. } if job.echo_logprobs => job.tokens.len() * gathered_bytes(None),
-            _ => 0,
+    /// Writes what the writer put off, or why the stream ends.
+    async fn catch_up(self) -> Option<Self> {
+        let writer = &self.job.writer;
+        match (&self.refusal, writer.owes()) {
+            (None, 0) => Some(self),
+            (None, owed) => {
+                let write = |driver: &mut Self| {
+                    if let Output::Stream(events) = &driver.output {
+                        driver.job.writer.catch_up(events);
+                    }
+                };
+                self.off_loop(owed, write).await
+            }
+            (Some(_), _) => {
+                let bytes = writer.repeats();
+                self.off_loop(bytes, Self::tell_refusal).await
+            }
         }
+    }
+
+    /// Bytes that are shown before a prompt's answers: what their openings repeat of the request, and the prompt, where it is decoded token
+    /// by token.
+    fn opening_bytes(&self, prompt: usize, event: &Event) -> usize {
+        if !matches!(event, Event::Prompt { .. }) {
+            return 0;
+        }
+        let job = &self.job.prompts[prompt];
+        let echo = if job.echo_logprobs { job.tokens.len() * gathered_bytes(None) } else { 0 };
+        echo + self.job.writer.repeats() * self.job.generation.n as usize
     }
 
     fn event(&mut self, prompt: usize, event: Event, at: Instant) {
@@ -166,7 +193,7 @@ impl ResponseDriver {
         self.ticket.iter_mut().for_each(Ticket::started);
         let Generator { tenancy, served, .. } = &*self.generator;
         if self.job.reads_shared(job) {
-            tenancy.shared.served(&served.engine, &job.tokens, cached);
+            tenancy.shared.served(served, &job.tokens, cached);
         }
         if let Some(key) = &self.job.generation.cache.key {
             tenancy.cache_keys.count(self.tenant.id, key, tokens, cached.into());

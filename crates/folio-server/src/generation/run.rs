@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::arrival::Flight;
 use crate::decoding::reading::Reading;
-use crate::engine::{self, Engine};
+use crate::engine::{self, Served};
 use crate::generation::Generator;
 use crate::generation::driver::{Delivered, Output, ResponseDriver, Whole};
 use crate::generation::job::{Job, PromptJob};
@@ -96,7 +96,7 @@ impl Generator {
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
         let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
         let requests = self.requests(tenant, &job);
-        let abort = match submit(&self.served.engine, requests, job.prompts.len(), sink).await {
+        let abort = match submit(&self.served, tenant, requests, (job.prompts.len(), sink)).await {
             Ok(abort) => abort,
             Err(rejected) => {
                 ticket.refused();
@@ -168,14 +168,16 @@ impl Generator {
 
 /// All of them go to the engine, or none does. Nothing is hashed of what is refused. `prompts`: of the job.
 async fn submit(
-    engine: &Arc<dyn Engine>,
+    served: &Served,
+    tenant: &Tenant,
     requests: Vec<(usize, Request)>,
-    prompts: usize,
-    sink: Sink,
+    (prompts, sink): (usize, Sink),
 ) -> Result<Abort, Rejected> {
+    let engine = &served.engine;
     let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
     requests.iter().try_for_each(|request| engine.check(request))?;
-    let hashes = engine::hashes(engine, &requests).await;
+    let asked = requests.iter().map(|request| (request.root, request.prompt.clone())).collect();
+    let hashes = engine::hashes(served, tenant.id, asked).await;
     let mut flags = vec![CancelFlag::default(); prompts];
     for ((prompt, request), hashes) in places.into_iter().zip(requests).zip(hashes) {
         let sink = Sink { prompt, ..sink.clone() };

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use folio_api::ApiError;
 use folio_api::conversation::Conversation;
+use folio_text::work;
 use serde_json::Map;
 
-use crate::arrival::{Arrival, Flight, JsonRequest};
+use crate::arrival::{Arrival, Flight, JsonRequest, Named};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
@@ -16,21 +17,13 @@ use crate::safety::{Found, Keys, Replacement, Rules, Screened, question};
 /// Bytes of a body that is read at once.
 const QUICK_BYTES: usize = 1024;
 /// What makes even a short body slow to read: everything that is compiled.
-const SLOW: [&[u8]; 9] = [
-    b"format",
-    b"structured",
-    b"tool",
-    b"grammar",
-    b"schema",
-    b"bad_words",
-    b"\\u",
-    // A conversation that is kept here, of any length.
-    b"previous_response",
-    b"reference",
-];
+const SLOW: [&[u8]; 7] = [b"format", b"structured", b"tool", b"grammar", b"schema", b"bad_words", b"\\u"];
+/// What is kept here and named by one request, in bodies of the longest.
+const NAMED_BODIES_MAX: usize = 4;
 
 /// Whether a request is read in less time than it takes to hand it to another thread and back: some 100 us, more on a busy
-/// machine. An escape could spell any name, so a body with one is not quick.
+/// machine. An escape could spell any name, so a body with one is not quick. What else makes it slow is noticed while it is read
+/// ([`work::quick`]).
 pub(crate) fn is_quick(body: &[u8]) -> bool {
     let has = |name: &[u8]| body.windows(name.len()).any(|window| window == name);
     body.len() <= QUICK_BYTES && !SLOW.iter().any(|name| has(name))
@@ -210,14 +203,32 @@ pub(crate) async fn prepared<T: AsMut<Job> + Send + 'static>(
 async fn run<T: Send + 'static>(
     generator: &Generator,
     arrival: &Arrival,
-    prepare: impl FnOnce(&InputProcessor, &Arrival) -> Result<T, ApiError> + Send + 'static,
+    prepare: impl Fn(&InputProcessor, &Arrival) -> Result<T, ApiError> + Clone + Send + 'static,
 ) -> Result<T, ApiError> {
-    if is_quick(&arrival.body) && arrival.replaced.is_empty() {
-        return prepare(&generator.inputs, arrival);
+    if is_quick(&arrival.body)
+        && arrival.replaced.is_empty()
+        && let Some(prepared) = work::quick(|| prepare(&generator.inputs, arrival))
+    {
+        return prepared;
     }
-    let (inputs, arrival) = (generator.inputs.clone(), arrival.clone());
-    let (tenant, bytes) = (arrival.tenant.id, arrival.body.len());
-    generator.load.off_thread(tenant, bytes, move || prepare(&inputs, &arrival)).await
+    let Generator { inputs, load, .. } = generator;
+    let most = load.limits.body_bytes.saturating_mul(NAMED_BODIES_MAX);
+    let mut named = 0;
+    loop {
+        // What is read of what is kept here takes a turn, and memory, like what is sent.
+        let mut held = load.unread.hold(&arrival.tenant.gate);
+        held.grow(named).inspect_err(|_| arrival.give_back())?;
+        let mut arrival = arrival.clone();
+        arrival.named = Arc::new(Named::new(named, most));
+        let (asked, inputs, prepare) = (arrival.named.clone(), inputs.clone(), prepare.clone());
+        let (tenant, bytes) = (arrival.tenant.id, arrival.body.len() + named);
+        let prepared = load.off_thread(tenant, bytes, move || prepare(&inputs, &arrival)).await;
+        match asked.wants() {
+            // Twice as much each time: so all that is done in vain is at most what is done in the end.
+            Some(wanted) => named = wanted.max(2 * named).min(most),
+            None => return prepared,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -234,7 +245,6 @@ mod tests {
             r#"{"text": {"format": {}}}"#,
             r#"{"tools": []}"#,
             r#"{"bad_words": ["a"]}"#,
-            r#"{"input": "on", "previous_response_id": "resp_1"}"#,
         ] {
             assert!(!is_quick(slow.as_bytes()), "{slow}");
         }

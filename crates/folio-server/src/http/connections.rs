@@ -207,16 +207,25 @@ impl<T: Unpin> HttpBody for Holding<T> {
     }
 }
 
-/// A socket whose peer must go on reading: a write that makes no progress for `patience` is an error.
+/// How long, and for how many bytes, what a peer still sends is let pass behind the last answer.
+const LINGERS: Duration = Duration::from_secs(1);
+const LINGERS_BYTES: usize = 4 << 20;
+/// What is let pass before others have a turn.
+const LINGERS_AT_ONCE: usize = 4;
+
+/// A socket whose peer must go on reading: a write that makes no progress for `patience` is an error. Behind the last answer it lingers, as
+/// RFC 9112 (9.6) has it: a socket that is closed while something lies unread in it takes away from its peer what that was told last.
 pub(crate) struct Patient<S> {
     socket: S,
     patience: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Until when, and how many bytes passed.
+    lingering: Option<(Pin<Box<Sleep>>, usize)>,
 }
 
 impl<S> Patient<S> {
     pub fn new(socket: S, patience: Duration) -> Self {
-        Self { socket, patience, waiting: None }
+        Self { socket, patience, waiting: None, lingering: None }
     }
 
     fn progress<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -232,6 +241,27 @@ impl<S> Patient<S> {
     }
 }
 
+impl<S: AsyncRead + Unpin> Patient<S> {
+    /// Lets pass what still comes, until nothing does.
+    fn linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((until, passed)) = &mut self.lingering else { return Poll::Ready(()) };
+        let mut room = [0; 16 << 10];
+        for _ in 0..LINGERS_AT_ONCE {
+            let mut buffer = ReadBuf::new(&mut room);
+            match Pin::new(&mut self.socket).poll_read(cx, &mut buffer) {
+                Poll::Pending => return until.as_mut().poll(cx),
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => *passed += buffer.filled().len(),
+                Poll::Ready(_) => return Poll::Ready(()),
+            }
+            if *passed > LINGERS_BYTES {
+                return Poll::Ready(());
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -242,7 +272,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.progress(cx, written)
@@ -267,8 +297,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.socket).poll_shutdown(cx);
-        self.progress(cx, shut)
+        if self.lingering.is_none() {
+            let shut = Pin::new(&mut self.socket).poll_shutdown(cx);
+            ready!(self.progress(cx, shut))?;
+            self.lingering = Some((Box::pin(tokio::time::sleep(LINGERS)), 0));
+        }
+        self.linger(cx).map(Ok)
     }
 }
 
@@ -334,5 +368,28 @@ mod tests {
         let (near, _far) = tokio::io::duplex(16);
         let mut near = Patient::new(near, Duration::from_millis(50));
         assert_eq!(near.write_all(&[7; 64]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn behind_the_last_answer_what_still_comes_is_let_pass_for_a_while() {
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let mut near = Patient::new(near, Duration::from_secs(60));
+        let closing = tokio::spawn(async move { near.shutdown().await });
+        far.write_all(&[0; 100_000]).await.expect("it is taken");
+        assert!(!closing.is_finished());
+        drop(far);
+        assert!(soon(closing).await.is_some(), "its peer has closed");
+        let (near, _far) = tokio::io::duplex(16);
+        let mut near = Patient::new(near, Duration::from_secs(60));
+        assert!(
+            tokio::time::timeout(LINGERS * 20, near.shutdown()).await.is_ok(),
+            "nor is a silent one waited for"
+        );
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let mut near = Patient::new(near, Duration::from_secs(60));
+        let closing = tokio::spawn(async move { near.shutdown().await });
+        let flood = async { while far.write_all(&[0; 1 << 16]).await.is_ok() {} };
+        tokio::time::timeout(LINGERS * 20, flood).await.expect("a flood ends");
+        closing.await.unwrap().unwrap();
     }
 }

@@ -1,11 +1,12 @@
 //! HTTPS: rustls with ring, HTTP/1.1 only.
 //!
 //! Owns: certificate and key, and reading them again when their files change, so that a renewed certificate needs no restart.
-//! A pair that cannot be used is refused at start; later, the one before stays and the log says why.
+//! A pair that cannot be used is refused at start; later, the one before stays and the log says why. Must never: look at a file for a
+//! connection: whoever serves has the files looked at beside the event loop, every [`LOOKED_AT_EVERY`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
@@ -24,46 +25,44 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// How often the files are looked at, at most.
-const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
+/// How often the files are looked at.
+pub(crate) const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) struct Tls {
     files: TlsFiles,
-    now: Mutex<Now>,
-}
-
-struct Now {
-    config: Arc<ServerConfig>,
-    changed: [Option<SystemTime>; 2],
-    looked: Instant,
+    now: Mutex<Arc<ServerConfig>>,
+    /// When the files that it came from were written. Locked while they are read.
+    written: Mutex<[Option<SystemTime>; 2]>,
 }
 
 impl Tls {
     pub fn open(files: &TlsFiles) -> Result<Self, ServerError> {
-        let changed = changed(files);
-        let now = Now { config: load(files).map_err(ServerError::Config)?, changed, looked: Instant::now() };
-        Ok(Self { files: files.clone(), now: Mutex::new(now) })
+        let written = Mutex::new(written(files));
+        let now = Mutex::new(load(files).map_err(ServerError::Config)?);
+        Ok(Self { files: files.clone(), now, written })
     }
 
     /// For the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let mut now = self.now.lock();
-        if now.looked.elapsed() >= LOOKED_AT_EVERY {
-            now.looked = Instant::now();
-            let changed = changed(&self.files);
-            if changed != now.changed {
-                now.changed = changed;
-                match load(&self.files) {
-                    Ok(config) => now.config = config,
-                    Err(error) => tracing::error!(%error, "the certificate before is still used"),
-                }
-            }
+        TlsAcceptor::from(self.now.lock().clone())
+    }
+
+    /// Reads the files again if they changed. Blocks.
+    pub fn look(&self) {
+        let mut before = self.written.lock();
+        let written = written(&self.files);
+        if written == *before {
+            return;
         }
-        TlsAcceptor::from(now.config.clone())
+        *before = written;
+        match load(&self.files) {
+            Ok(config) => *self.now.lock() = config,
+            Err(error) => tracing::error!(%error, "the certificate before is still used"),
+        }
     }
 }
 
-fn changed(files: &TlsFiles) -> [Option<SystemTime>; 2] {
+fn written(files: &TlsFiles) -> [Option<SystemTime>; 2] {
     [&files.certificate, &files.key].map(|path| std::fs::metadata(path).and_then(|data| data.modified()).ok())
 }
 
@@ -89,4 +88,35 @@ fn load(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
         config.map_err(|error| named(&files.key, "certificate and key cannot be used together", &error))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_looks_at_no_file_and_a_pair_that_changed_is_read_when_somebody_looks() {
+        let folder = std::env::temp_dir().join(format!("folio-tls-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let files = TlsFiles { certificate: folder.join("cert.pem"), key: folder.join("key.pem") };
+        let copy = || {
+            for (name, path) in [("cert.pem", &files.certificate), ("key.pem", &files.key)] {
+                let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tls").join(name);
+                std::fs::copy(from, path).unwrap();
+            }
+        };
+        copy();
+        let tls = Tls::open(&files).unwrap();
+        let now = || tls.now.lock().clone();
+        let first = now();
+        std::fs::remove_file(&files.key).unwrap();
+        tls.acceptor();
+        assert!(tls.written.lock()[1].is_some(), "nobody looked");
+        tls.look();
+        assert!(Arc::ptr_eq(&first, &now()), "a pair that is not whole is not used");
+        copy();
+        tls.look();
+        assert!(!Arc::ptr_eq(&first, &now()));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

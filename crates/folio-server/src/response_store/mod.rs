@@ -4,15 +4,17 @@
 //! there are more, the tenant that holds the most gives way, with what it used least recently, and what still runs last: so one
 //! tenant's flood drives out its own. Nothing outlives the process.
 //!
-//! Cost: a few operations on ordered maps. A response costs its bytes, and at least an even share of all, so that the bytes bound
-//! their number too.
+//! Cost: a few operations on ordered maps, and nothing that grows with a response, which is shared with whoever asks. A response costs its
+//! bytes, and at least an even share of all, so that the bytes bound their number too.
 
 pub(crate) mod log;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use folio_kv::TenantId;
+use folio_text::work;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
@@ -56,22 +58,64 @@ struct Entry {
     log: Option<(Arc<Log>, usize)>,
 }
 
+impl Entry {
+    /// Its events go with it, whoever reads them.
+    fn forget(&self) {
+        self.log.iter().for_each(|(log, _)| log.forget());
+    }
+}
+
 /// What is kept of a response.
 #[derive(Clone)]
 pub struct StoredResponse {
     /// The response object as JSON.
-    pub response: Value,
+    pub response: Arc<str>,
+    /// The items of its answer, each with an id.
+    output: Arc<[Value]>,
     /// The conversation up to its end, without instructions.
     pub messages: Arc<[Value]>,
     /// The request's own items, each with an id.
     pub input: Arc<[Value]>,
+    /// It was asked for without waiting for it.
+    pub background: bool,
+    /// About what all that takes in memory.
+    pub bytes: usize,
 }
 
 impl StoredResponse {
+    /// Of an answer with these items, to a conversation of these `messages` that ended with `input`. Counts what it takes: O(that).
+    pub fn new(
+        response: Arc<str>,
+        output: Vec<Value>,
+        messages: Vec<Value>,
+        input: Arc<[Value]>,
+        background: bool,
+    ) -> Self {
+        let items = output.iter().chain(&messages).chain(input.iter());
+        let bytes = response.len() + items.map(size).sum::<usize>();
+        work::add(bytes);
+        Self { response, output: output.into(), messages: messages.into(), input, background, bytes }
+    }
+
+    /// The response, shared with whoever is answered.
+    pub fn json(&self) -> Bytes {
+        Bytes::from_owner(Arc::<[u8]>::from(self.response.clone()))
+    }
+
+    /// The same with the response in another state.
+    pub fn with(&self, response: Arc<str>) -> Self {
+        let bytes = self.bytes - self.response.len() + response.len();
+        Self { response, bytes, ..self.clone() }
+    }
+
+    /// How many there are.
+    pub fn items(&self) -> usize {
+        self.output.len() + self.input.len()
+    }
+
     /// An item of the answer or of what it was asked with.
     pub fn item(&self, id: &str) -> Option<&Value> {
-        let output = self.response["output"].as_array().into_iter().flatten();
-        output.chain(self.input.iter()).find(|item| item["id"] == *id)
+        self.output.iter().chain(self.input.iter()).find(|item| item["id"] == *id)
     }
 }
 
@@ -82,8 +126,7 @@ impl ResponseStore {
 
     /// Keeps a response, in the place of an earlier state of it. `running`: it goes on, as far as is known.
     pub fn put(&self, tenant: TenantId, id: &str, record: StoredResponse, running: Option<Abort>) {
-        let items = record.messages.iter().chain(record.input.iter());
-        let bytes = size(&record.response) + items.map(size).sum::<usize>();
+        let bytes = record.bytes;
         let mut inner = self.lock();
         if running.is_some() && inner.own(tenant, id).is_some() {
             // It has ended meanwhile.
@@ -92,6 +135,7 @@ impl ResponseStore {
         let log = inner.remove(tenant, id).and_then(|entry| entry.log);
         let bytes = bytes.max(self.share).max(1) + log.as_ref().map_or(0, |(_, bytes)| *bytes);
         if bytes > self.bytes_max {
+            log.iter().for_each(|(log, _)| log.forget());
             return;
         }
         inner.clock += 1;
@@ -108,7 +152,9 @@ impl ResponseStore {
         while inner.bytes > self.bytes_max {
             let Some((_, tenant)) = inner.largest.last().copied() else { break };
             let Some(id) = inner.tenants.get(&tenant).and_then(Own::least_used).cloned() else { break };
-            inner.remove(tenant, &id);
+            if let Some(entry) = inner.remove(tenant, &id) {
+                entry.forget();
+            }
         }
     }
 
@@ -168,11 +214,12 @@ impl ResponseStore {
     /// Whether there was one. It is cancelled if it runs.
     pub fn delete(&self, tenant: TenantId, id: &str) -> bool {
         let entry = self.lock().remove(tenant, id);
-        let found = entry.is_some();
-        if let Some(abort) = entry.and_then(|entry| entry.running) {
+        let Some(entry) = entry else { return false };
+        entry.forget();
+        if let Some(abort) = entry.running {
             abort.cancel();
         }
-        found
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -222,7 +269,7 @@ impl Inner {
 }
 
 /// About what a value takes in memory, bytes.
-fn size(value: &Value) -> usize {
+pub(crate) fn size(value: &Value) -> usize {
     const NODE: usize = 64;
     NODE + match value {
         Value::String(text) => text.len(),
@@ -237,7 +284,7 @@ mod tests {
     use super::*;
 
     fn record(text: &str) -> StoredResponse {
-        StoredResponse { response: text.into(), messages: Arc::new([]), input: Arc::new([]) }
+        StoredResponse::new(text.into(), Vec::new(), Vec::new(), Arc::new([]), false)
     }
 
     #[test]

@@ -73,6 +73,11 @@ impl Safety {
         self.callout.as_ref().filter(|callout| callout.on.output)
     }
 
+    /// Calls to the callout at once, each on a thread, while nobody calls.
+    pub fn calls_at_once(&self) -> usize {
+        self.callout.as_ref().map_or(0, |callout| callout.places.available_permits())
+    }
+
     pub fn asks_first(&self) -> Option<&Arc<Callout>> {
         self.callout.as_ref().filter(|callout| callout.on.input)
     }

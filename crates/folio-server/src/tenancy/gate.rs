@@ -32,7 +32,7 @@ pub struct TenantLimits {
     pub requests_per_minute: Option<u32>,
     /// Prompt and generated tokens, cached ones too.
     pub tokens_per_minute: Option<u64>,
-    /// Requests between their arrival and the last byte of their answer.
+    /// Requests between their arrival and the last byte of their answer: of those that bring a body, and of those that bring none.
     pub max_concurrent_requests: Option<u32>,
     /// Prompts that wait for their first token.
     pub max_queued_requests: Option<u32>,
@@ -46,6 +46,8 @@ struct Counts {
     tokens: Option<Bucket>,
     refusals: Refusals,
     running: u32,
+    /// Those that bring no body.
+    looking: u32,
     waiting: u32,
 }
 
@@ -56,6 +58,19 @@ pub(crate) struct Gate {
     counts: Mutex<Counts>,
     /// Bytes that its requests hold (`unread`).
     pub unread: AtomicUsize,
+    /// Its requests that are being answered (`answering`).
+    pub answering: AtomicUsize,
+}
+
+/// What a request brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Brings {
+    Prompts,
+    /// Work that no prompt is.
+    Body,
+    /// It only looks at something, or drops it: it has places of its own, so that whoever's prompts take all places can still ask what became
+    /// of them, and is not among the minute's.
+    Nothing,
 }
 
 /// What a request is going to need.
@@ -71,6 +86,7 @@ pub(crate) struct Need {
 #[derive(Debug)]
 pub(crate) struct Entry {
     gate: Arc<Gate>,
+    brings: Brings,
     /// It does not count among the minute's requests.
     given_back: AtomicBool,
 }
@@ -92,9 +108,15 @@ impl Gate {
             tokens: limits.tokens_per_minute.map(|limit| Bucket::new(limit as f64, now)),
             refusals: Refusals::new(now),
             running: 0,
+            looking: 0,
             waiting: 0,
         };
-        Self { limits, counts: Mutex::new(counts), unread: AtomicUsize::new(0) }
+        Self {
+            limits,
+            counts: Mutex::new(counts),
+            unread: AtomicUsize::new(0),
+            answering: AtomicUsize::new(0),
+        }
     }
 
     pub fn limits(&self) -> &TenantLimits {
@@ -105,19 +127,20 @@ impl Gate {
         self.counts.lock()
     }
 
-    /// Lets a request in, or says what it would exceed and when to come again. `prompts`: it brings some.
-    pub fn enter(self: &Arc<Self>, prompts: bool, now: Instant) -> Result<Arc<Entry>, ApiError> {
+    /// Lets a request in, or says what it would exceed and when to come again.
+    pub fn enter(self: &Arc<Self>, brings: Brings, now: Instant) -> Result<Arc<Entry>, ApiError> {
         let limits = &self.limits;
         let mut counts = self.counts();
-        let Counts { requests, running, waiting, .. } = &mut *counts;
+        let Counts { requests, running, looking, waiting, .. } = &mut *counts;
+        let running = if brings == Brings::Nothing { looking } else { running };
         if let Some(most) = limits.max_concurrent_requests.filter(|most| *running >= *most) {
             let message = format!("{running} of your requests are running, and {most} may run at once.");
             return Err(limited("requests", message, Duration::from_secs(1)));
         }
-        if prompts {
+        if brings == Brings::Prompts {
             self.check_waiting(*waiting, 1)?;
         }
-        if let Some(bucket) = requests {
+        if let Some(bucket) = requests.as_mut().filter(|_| brings != Brings::Nothing) {
             bucket.refill(now);
             if bucket.left < 1.0 {
                 let message = format!(
@@ -129,7 +152,9 @@ impl Gate {
             bucket.left -= 1.0;
         }
         *running += 1;
-        Ok(Arc::new(Entry { gate: self.clone(), given_back: AtomicBool::new(false) }))
+        // What was not counted is not given back.
+        let given_back = AtomicBool::new(brings == Brings::Nothing);
+        Ok(Arc::new(Entry { gate: self.clone(), brings, given_back }))
     }
 
     /// How long a request waits that is told to come again.
@@ -224,7 +249,11 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.gate.counts().running -= 1;
+        let mut counts = self.gate.counts();
+        match self.brings {
+            Brings::Nothing => counts.looking -= 1,
+            Brings::Prompts | Brings::Body => counts.running -= 1,
+        }
     }
 }
 
@@ -281,7 +310,7 @@ mod tests {
 
     /// Lets a request in with what it needs.
     fn admit(gate: &Arc<Gate>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
-        gate.enter(true, now)?.reserve(need, now)
+        gate.enter(Brings::Prompts, now)?.reserve(need, now)
     }
 
     fn need(prompt_tokens: u64, output_tokens: u64) -> Need {
@@ -371,6 +400,25 @@ mod tests {
         assert!(admit(&gate, several, now).is_ok(), "alone it may be as large as it likes");
         let counts = gate.counts();
         assert_eq!((counts.running, counts.waiting), (0, 0));
+    }
+
+    #[test]
+    fn whoever_only_looks_has_places_of_its_own_and_no_minute() {
+        let limits = TenantLimits {
+            max_concurrent_requests: Some(2),
+            requests_per_minute: Some(3),
+            ..Default::default()
+        };
+        let (gate, now) = gate(limits);
+        let running = [gate.enter(Brings::Prompts, now).unwrap(), gate.enter(Brings::Body, now).unwrap()];
+        let looks: Vec<_> = (0..).map_while(|_| gate.enter(Brings::Nothing, now).ok()).collect();
+        assert_eq!(looks.len(), 2);
+        looks[0].give_back();
+        drop((looks, running));
+        assert!((0..9).all(|_| gate.enter(Brings::Nothing, now).is_ok()));
+        assert!(gate.enter(Brings::Body, now).is_ok() && gate.enter(Brings::Body, now).is_err());
+        let counts = gate.counts();
+        assert_eq!((counts.running, counts.looking), (0, 0));
     }
 
     #[test]

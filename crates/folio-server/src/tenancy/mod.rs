@@ -1,9 +1,9 @@
 //! Who asks, what they may have, and what they hold.
 
+pub(crate) mod answering;
 pub(crate) mod bucket;
 pub(crate) mod cache_keys;
 pub(crate) mod declared;
-pub(crate) mod fair_queue;
 pub(crate) mod gate;
 pub(crate) mod kept;
 pub(crate) mod keyring;

@@ -21,7 +21,7 @@ use folio_engine::{Event, Request, SamplingParams};
 use folio_kv::{OPERATOR_PRIORITY, Root};
 use tokio::sync::mpsc;
 
-use crate::engine::{self, Engine};
+use crate::engine::{self, Served};
 use crate::error::ServerError;
 use crate::tenancy::declared::DeclaredPrefix;
 
@@ -87,28 +87,28 @@ impl SharedPrefixes {
     }
 
     /// A prompt found `cached` of its tokens: if that is less than it shares, the rest is computed again, for those to come.
-    pub fn served(&self, engine: &Arc<dyn Engine>, tokens: &[u32], cached: u32) {
+    pub fn served(&self, served: &Arc<Served>, tokens: &[u32], cached: u32) {
         let missed = |blocks: u32| cached < blocks * self.block_tokens;
         if let Some((prefix, _)) = self.longest(tokens).filter(|(_, blocks)| missed(*blocks)) {
-            tokio::spawn(prefix.clone().compute(engine.clone()));
+            tokio::spawn(prefix.clone().compute(served.clone()));
         }
     }
 
     /// Computes all of them, one after the other.
-    pub async fn compute(&self, engine: &Arc<dyn Engine>) {
+    pub async fn compute(&self, served: &Arc<Served>) {
         for prefix in &self.list {
-            prefix.clone().compute(engine.clone()).await;
+            prefix.clone().compute(served.clone()).await;
         }
     }
 }
 
 impl SharedPrefix {
     /// Computes what is missing and pins all of it, unless somebody is just doing so.
-    async fn compute(self: Arc<Self>, engine: Arc<dyn Engine>) {
+    async fn compute(self: Arc<Self>, served: Arc<Served>) {
         if self.computing.swap(true, Ordering::AcqRel) {
             return;
         }
-        let id = engine.next_request_id();
+        let id = served.engine.next_request_id();
         let sampling = SamplingParams::greedy(0);
         let request = Request {
             retention: vec![RetentionRange {
@@ -122,7 +122,7 @@ impl SharedPrefix {
         let (sender, mut events) = mpsc::unbounded_channel();
         let sink: Box<dyn EventSink> = Box::new(move |event: Event| sender.send(event).is_ok());
         let name = self.name.as_str();
-        match engine::submit(&engine, request, sink).await {
+        match engine::submit(&served, request, sink).await {
             // Kept while the events are awaited: a flag that is dropped cancels nothing.
             Ok(_flag) => {
                 while let Some(event) = events.recv().await {

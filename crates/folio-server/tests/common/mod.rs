@@ -20,7 +20,7 @@ use folio_engine::{
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
 use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig};
 use folio_sim::SimBackend;
-use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat};
+use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat, work};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -263,6 +263,7 @@ impl Engine for FakeEngine {
     }
     fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
         self.hashed.fetch_add(1, Ordering::Relaxed);
+        work::add(size_of_val(prompt));
         BlockHashes::new(root, prompt, 16)
     }
     fn asks_a_tier(&self) -> bool {

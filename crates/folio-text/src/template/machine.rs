@@ -81,7 +81,9 @@ impl Machine {
         let rendered =
             eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None);
         let (_, mut state) = rendered?;
-        let behind = meter(&mut state).behind_asking();
+        let instructions = state.fuel_levels().map_or(0, |(done, _)| done as usize);
+        let (behind, steps) = (meter(&mut state).behind_asking(), meter(&mut state).steps());
+        crate::work::add(instructions + steps);
         drop(state);
         let before_answer = text.floor_char_boundary(text.len().saturating_sub(behind));
         Ok(Rendered { text, before_answer })

@@ -12,12 +12,17 @@ pub(super) const BYTES: usize = 256 << 20;
 pub(super) const BYTES_PER_INPUT_BYTE: usize = 64;
 /// Steps inside instructions: values looked at, and 16 bytes of text each.
 const STEPS: usize = 50_000_000;
+/// The same of quick work.
+const QUICK_BYTES: usize = 256 << 10;
+pub(super) const QUICK_STEPS: usize = 50_000;
 /// Values inside values. Deeper ones would be dropped, compared and printed on a stack that ends.
 pub(super) const DEPTH: usize = 64;
 /// What an element of a list, and an entry of a mapping, takes at most.
 pub(super) const ELEMENT: usize = 64;
 /// The variable that says how many bytes the conversation has; no template can spell it.
 pub(super) const INPUT_BYTES: &str = "!input";
+/// The variable that says whether the rendering is quick work; no template can spell it either.
+pub(super) const QUICK: &str = "!quick";
 
 /// Why a rendering ended.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +48,7 @@ pub(super) struct Meter {
     bytes: usize,
     limit: usize,
     steps: usize,
+    steps_limit: usize,
     /// Bytes written, into what is kept for later too; and those when it was first asked whether the assistant's turn is to begin.
     written: usize,
     asked_at: Option<usize>,
@@ -62,8 +68,10 @@ pub(super) struct Size {
 pub(super) fn meter<'s>(state: &'s mut State<'_, '_>) -> &'s mut Meter {
     if state.get_extension::<Meter>().is_none() {
         let input = state.lookup(INPUT_BYTES).and_then(|bytes| bytes.as_usize()).unwrap_or(0);
-        let limit = BYTES.saturating_add(input.saturating_mul(BYTES_PER_INPUT_BYTE));
-        return state.get_or_insert_extension(Meter { limit, ..Meter::default() });
+        let quick = state.lookup(QUICK).is_some_and(|quick| quick.is_true());
+        let (bytes, steps_limit) = if quick { (QUICK_BYTES, QUICK_STEPS) } else { (BYTES, STEPS) };
+        let limit = bytes.saturating_add(input.saturating_mul(BYTES_PER_INPUT_BYTE));
+        return state.get_or_insert_extension(Meter { limit, steps_limit, ..Meter::default() });
     }
     state.get_or_insert_extension_with(Meter::default)
 }
@@ -89,10 +97,15 @@ impl Meter {
         self.written - self.asked_at.unwrap_or(self.written)
     }
 
+    /// Steps taken so far.
+    pub(super) fn steps(&self) -> usize {
+        self.steps
+    }
+
     /// Steps are about to be taken.
     pub(super) fn work(&mut self, steps: usize) -> Result<(), Spent> {
         self.steps = self.steps.saturating_add(steps);
-        if self.steps > STEPS { Err(Spent::Steps) } else { Ok(()) }
+        if self.steps > self.steps_limit { Err(Spent::Steps) } else { Ok(()) }
     }
 
     /// Walks all of a value.

@@ -4,7 +4,8 @@
 //! read a clock (the date is an input), touch the network or the disk while rendering, or run without a bound (templates
 //! come from strangers: instructions, recursion, bytes made and work inside instructions are limited; see `machine`).
 //!
-//! Cost: compiled once; rendering is linear in the conversation.
+//! Cost: compiled once; rendering is linear in the conversation, and what a template makes of it is counted as work. As quick work
+//! ([`crate::work::quick`]) a rendering has a small part of every bound, and gives up beyond it.
 
 mod breaking;
 mod functions;
@@ -31,6 +32,7 @@ use crate::prompt::Prompt;
 use crate::reasoning::ReasoningFormat;
 use crate::tokenizer::{Object, SpecialTokens, parse_object, read_optional};
 use crate::tools::ToolFormat;
+use crate::work;
 use breaking::{Breaking, Markers, Taken};
 use machine::Machine;
 
@@ -66,6 +68,8 @@ pub struct AnswerFormats {
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// For quick work.
+    quick: Environment<'static>,
     templates: BTreeMap<String, Machine>,
     origins: BTreeMap<String, String>,
     special: BTreeMap<String, String>,
@@ -82,6 +86,10 @@ impl std::fmt::Debug for ChatTemplate {
 
 /// Instructions a template may execute; the longest real conversation needs a small part of it.
 const FUEL: u64 = 50_000_000;
+/// Of quick work: some hundred microseconds. A few short messages take a tenth of it.
+const QUICK_FUEL: u64 = 10_000;
+/// Longest text of quick work, bytes: it is tokenized next.
+const QUICK_TEXT: usize = 16 << 10;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -187,6 +195,8 @@ impl ChatTemplate {
         }
         let mut environment = functions::environment();
         environment.set_fuel(Some(FUEL));
+        let mut quick = functions::environment();
+        quick.set_fuel(Some(QUICK_FUEL));
         let (mut origins, mut templates) = (BTreeMap::new(), BTreeMap::new());
         let mut taken = Taken::default();
         let texts: Vec<&str> = sources.templates.values().map(|(source, _)| source.as_str()).collect();
@@ -201,7 +211,7 @@ impl ChatTemplate {
         }
         let special =
             special.named.iter().map(|(name, text)| (format!("{name}_token"), text.clone())).collect();
-        Ok(Some(Self { environment, templates, origins, special, markers, taken }))
+        Ok(Some(Self { environment, quick, templates, origins, special, markers, taken }))
     }
 
     /// Where the default template came from, for the line printed at start.
@@ -227,11 +237,23 @@ impl ChatTemplate {
         }
         let fail = |error: minijinja::Error| match functions::refusal(&error) {
             Some(message) => TextError::Refused(message),
-            None => TextError::Render { origin: origin.clone(), reason: describe(&error) },
+            None => {
+                if work::is_quick() {
+                    // By how much it may do, or in earnest: that is found out where there is time.
+                    work::add(QUICK_FUEL as usize + meter::QUICK_STEPS);
+                    work::give_up();
+                }
+                TextError::Render { origin: origin.clone(), reason: describe(&error) }
+            }
         };
         let breaking = Breaking::new(self.markers.as_ref(), &self.taken, input)?;
-        let rendered = template.render(&self.environment, self.variables(input, &breaking)).map_err(fail)?;
-        crate::work::add(rendered.text.len());
+        let environment = if work::is_quick() { &self.quick } else { &self.environment };
+        let rendered = template.render(environment, self.variables(input, &breaking)).map_err(fail)?;
+        work::add(rendered.text.len());
+        if work::is_quick() && rendered.text.len() > QUICK_TEXT {
+            work::give_up();
+            return Err(TextError::TooLong { bytes: rendered.text.len(), limit: QUICK_TEXT });
+        }
         Ok(Prompt::new(rendered.text, rendered.before_answer, breaking.seam))
     }
 
@@ -253,6 +275,7 @@ impl ChatTemplate {
         variables.push(("messages".into(), Value::from(messages.collect::<Vec<_>>())));
         variables.push(("tools".into(), optional(input.tools)));
         variables.push((meter::INPUT_BYTES.into(), Value::from(input_bytes(input))));
+        variables.push((meter::QUICK.into(), Value::from(work::is_quick())));
         variables.push(("documents".into(), optional(input.documents)));
         variables.push(("add_generation_prompt".into(), Value::from(input.add_generation_prompt)));
         variables.push(("strftime_now".into(), functions::strftime_now(input.now_unix_s)));

@@ -13,13 +13,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Response, Uri, header};
 use futures_core::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::arrival::JsonRequest;
+use crate::arrival::{Id, JsonRequest};
 use crate::batch::lines::{Endpoint, Usage};
 use crate::batch::multipart::{Part, boundary, parts};
 use crate::batch::records::{Batch, Counts, FileMeta, Record, Status, VERSION};
@@ -32,18 +32,23 @@ use crate::http::{fresh_id, read_body};
 use crate::load::Load;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
+use crate::tenancy::unread::Held;
 use folio_api::fields::{Fields, within};
+use folio_api::labels;
 use folio_api::refused;
 use folio_api::{ApiError, unix_s};
+use folio_kv::TenantId;
+use folio_text::work;
 
 /// A form around a file is little more than the file.
 const FORM_BYTES: usize = 64 << 10;
 const FILENAME_BYTES_MAX: usize = 512;
 const SECONDS: (u64, u64) = (3600, 30 * 24 * 3600);
-const METADATA_MAX: usize = 16;
 /// Of an upload.
 const LEAST_BYTES_A_SECOND: usize = 256 << 10;
-const PIECE_BYTES: usize = 256 << 10;
+/// Of a file on its way to a reader, and how many of them it takes in memory: one that waits, one that leaves.
+const PIECE_BYTES: usize = 32 << 10;
+const PIECES: usize = 2;
 
 /// Goes on with what an earlier process left.
 pub(crate) fn resume(runner: &Arc<Runner>) {
@@ -80,28 +85,33 @@ pub async fn upload(
         ApiError::new(408, "invalid_request_error", message)
     })??;
     let (owner, bytes) = (tenant.owner.clone(), body.len());
-    let kept = load.off_thread(tenant.id, bytes, move || {
+    let form = load.off_thread(tenant.id, bytes, move || {
+        let parts = parts(&body, &boundary)
+            .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
+        Form::read(&body, &parts, most)
+    });
+    let form = form.await?;
+    let kept = load.with_files(tenant.id, bytes, move || {
         // What the file takes in memory is counted until it is kept.
         let _held = held;
-        let form = parts(&body, &boundary)
-            .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
-        let form = Form::read(&form, most)?;
-        batches.store.put(&owner, &form.filename, form.content, Some(unix_s() + form.seconds))
+        batches.store.put(&owner, &form.filename, &form.content, Some(unix_s() + form.seconds))
     });
     let kept = kept.await?;
     Ok(json_response(file_json(&kept).to_string()))
 }
 
 /// An upload's fields.
-struct Form<'a> {
+struct Form {
     filename: String,
-    content: &'a [u8],
+    /// A part of the body.
+    content: Bytes,
     seconds: u64,
 }
 
-impl<'a> Form<'a> {
-    fn read(parts: &[Part<'a>], most: usize) -> Result<Self, ApiError> {
-        let mut fields: HashMap<&str, &Part<'a>> = HashMap::new();
+impl Form {
+    /// `parts`: of the body.
+    fn read(body: &Bytes, parts: &[Part], most: usize) -> Result<Self, ApiError> {
+        let mut fields: HashMap<&str, &Part> = HashMap::new();
         for part in parts {
             if fields.insert(&part.name, part).is_some() {
                 return Err(ApiError::invalid(&*part.name, format!("'{}' is given twice.", part.name)));
@@ -151,7 +161,7 @@ impl<'a> Form<'a> {
         if filename.len() > FILENAME_BYTES_MAX || filename.chars().any(char::is_control) {
             return Err(ApiError::invalid("file", "The file's name is too long or has control characters."));
         }
-        Ok(Self { filename, content: file.content, seconds })
+        Ok(Self { filename, content: body.slice_ref(file.content), seconds })
     }
 }
 
@@ -178,63 +188,94 @@ fn file_json(file: &FileMeta) -> Value {
 
 /// What the store says. It reads and writes files, so it is asked off the event loop.
 async fn stored<T: Send + 'static>(
-    batches: &Arc<Batches>,
-    ask: impl FnOnce(&Store) -> T + Send + 'static,
+    (load, batches): (&Load, &Arc<Batches>),
+    tenant: &Tenant,
+    ask: impl FnOnce(&Store) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let batches = batches.clone();
-    let asked = tokio::task::spawn_blocking(move || ask(&batches.store)).await;
-    asked.map_err(|_| ApiError::internal("the batch folder could not be asked"))
+    load.with_files(tenant.id, 1, move || ask(&batches.store)).await
 }
 
 /// `GET /v1/files`
-pub async fn list_files(State(batches): Shared<Batches>, tenant: Tenant, uri: Uri) -> Reply {
+pub async fn list_files(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    uri: Uri,
+) -> Reply {
     let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
-    let owner = tenant.owner.clone();
-    let mut files = stored(&batches, move |store| store.files(&owner)).await?;
-    match query.get("order") {
-        None | Some("desc") => files.reverse(),
-        Some("asc") => {}
+    let reversed = match query.get("order") {
+        None | Some("desc") => true,
+        Some("asc") => false,
         Some(_) => {
             return Err(ApiError::invalid("order", "Invalid 'order': it is neither 'asc' nor 'desc'.").into());
         }
-    }
-    if let Some(purpose) = query.get("purpose") {
-        files.retain(|file| file.purpose == purpose);
-    }
-    let list = files.iter().map(|file| (file.id.clone(), file_json(file))).collect();
-    query.page(list, (10_000, 10_000))
+    };
+    let (limit, after) = (query.limit((10_000, 10_000))?, query.get("after").map(str::to_owned));
+    let (owner, purpose) = (tenant.owner.clone(), query.get("purpose").map(str::to_owned));
+    let list = move |store: &Store| {
+        let mut files = store.files(&owner);
+        if reversed {
+            files.reverse();
+        }
+        files.retain(|file| purpose.as_ref().is_none_or(|purpose| file.purpose == *purpose));
+        if let Some(after) = after {
+            let at = files.iter().position(|file| file.id == after).ok_or_else(no_after)?;
+            files.drain(..=at);
+        }
+        let more = files.len() > limit;
+        files.truncate(limit);
+        Ok(page(files.iter().map(|file| (file.id.clone(), file_json(file))), more))
+    };
+    Ok(json_response(stored((&load, &batches), &tenant, list).await?))
 }
 
 /// `GET /v1/files/{id}`
-pub async fn show_file(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn show_file(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
+    let found = stored((&load, &batches), &tenant, move |store| Ok(store.file(&owner, &name))).await?;
     let (file, _) = found.ok_or_else(|| not_found("file", &id))?;
     Ok(json_response(file_json(&file).to_string()))
 }
 
 /// `DELETE /v1/files/{id}`
-pub async fn delete_file(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn delete_file(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    if !stored(&batches, move |store| store.delete(&owner, &name)).await?? {
+    if !stored((&load, &batches), &tenant, move |store| store.delete(&owner, &name)).await? {
         return Err(not_found("file", &id).into());
     }
     Ok(json_response(json!({"id": id, "object": "file", "deleted": true}).to_string()))
 }
 
 /// `GET /v1/files/{id}/content`
-pub async fn content(State(batches): Shared<Batches>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn content(
+    State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let (owner, name) = (tenant.owner.clone(), id.clone());
-    let found = stored(&batches, move |store| store.file(&owner, &name)).await?;
-    let (file, content) = found.ok_or_else(|| not_found("file", &id))?;
-    let reader = tokio::task::spawn_blocking(move || content.reader()).await;
-    let reader = reader
-        .map_err(|error| error.to_string())
-        .and_then(|reader| reader.map_err(|error| error.to_string()));
-    let reader = reader.map_err(|error| ApiError::internal(format!("the file cannot be read: {error}")))?;
-    // A reader that is slow holds back the pieces, one that left ends them.
-    let (sender, pieces) = mpsc::channel(2);
-    tokio::task::spawn_blocking(move || send(reader, &sender));
+    let ask = move |store: &Store| {
+        let found = store.file(&owner, &name);
+        let opened = found.map(|(file, content)| content.reader().map(|reader| (file, reader))).transpose();
+        opened.map_err(|error| ApiError::internal(format!("the file cannot be read: {error}")))
+    };
+    let found = stored((&load, &batches), &tenant, ask).await?;
+    let (file, reader) = found.ok_or_else(|| not_found("file", &id))?;
+    let mut held = load.unread.hold(&tenant.gate);
+    held.grow(PIECES * PIECE_BYTES)?;
+    let (sender, pieces) = mpsc::channel(1);
+    tokio::spawn(send((load, tenant.id), reader, sender, held));
     let mut response = Response::new(Body::from_stream(Pieces(pieces)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -242,18 +283,27 @@ pub async fn content(State(batches): Shared<Batches>, tenant: Tenant, Path(id): 
     Ok(response)
 }
 
-fn send(mut reader: Box<dyn BufRead + Send>, to: &mpsc::Sender<std::io::Result<Bytes>>) {
-    loop {
-        let mut piece = Vec::with_capacity(PIECE_BYTES);
-        let read = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece);
-        let piece = match read {
-            Ok(0) => return,
-            Ok(_) => Ok(piece.into()),
-            Err(error) => Err(error),
+/// Reads a file piece by piece. A reader that is slow holds back the next piece, and no thread; one that left ends them.
+async fn send(
+    (load, tenant): (Arc<Load>, TenantId),
+    mut reader: Box<dyn BufRead + Send>,
+    to: mpsc::Sender<std::io::Result<Bytes>>,
+    _held: Held,
+) {
+    while let Ok(place) = to.reserve().await {
+        let read = move || {
+            let mut piece = Vec::with_capacity(PIECE_BYTES);
+            let read = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece);
+            (reader, read.map(|_| piece))
         };
-        let failed = piece.is_err();
-        if to.blocking_send(piece).is_err() || failed {
-            return;
+        let Ok((rest, piece)) = load.files.finish(tenant, PIECE_BYTES, read).await else {
+            return place.send(Err(std::io::Error::other("reading was not done to its end")));
+        };
+        reader = rest;
+        match piece {
+            Ok(piece) if piece.is_empty() => return,
+            Ok(piece) => place.send(Ok(piece.into())),
+            Err(error) => return place.send(Err(error)),
         }
     }
 }
@@ -279,7 +329,8 @@ pub async fn create(State(runner): Shared<Runner>, request: JsonRequest) -> Repl
     let record = generator.load.off_thread(tenant.id, bytes, read).await?;
     let scope = Scope::of(record.endpoint.path());
     tenant.check_scope(scope)?;
-    let batch = stored(batches, move |store| store.begin(record)).await??;
+    let store = (&*generator.load, batches);
+    let batch = stored(store, &tenant, move |store| store.begin(record)).await?;
     let told = batch_json(&generator.served, &batch);
     tokio::spawn(run::run(runner, batch));
     Ok(json_response(told.to_string()))
@@ -300,13 +351,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
             "Invalid 'completion_window': only '24h' is supported.",
         ));
     }
-    let metadata = fields.take::<Map<String, Value>>("metadata")?;
-    let text = |value: &Value| value.as_str().is_some_and(|text| text.chars().count() <= 512);
-    let pair = |(key, value): (&String, &Value)| key.chars().count() <= 64 && text(value);
-    if metadata.as_ref().is_some_and(|metadata| metadata.len() > METADATA_MAX || !metadata.iter().all(pair)) {
-        let message = "Invalid 'metadata': at most 16 strings of 512 characters, with names of 64.";
-        return Err(ApiError::invalid("metadata", message));
-    }
+    let metadata = labels::metadata(&mut fields)?;
     let output_seconds = match fields.raw("output_expires_after") {
         None => KEPT_S,
         Some(raw) => {
@@ -360,14 +405,24 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
 /// `GET /v1/batches`
 pub async fn list_batches(
     State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
     State(served): Shared<Served>,
     tenant: Tenant,
     uri: Uri,
 ) -> Reply {
     let query = Query::read(&uri, &["after", "limit"])?;
-    let own = batches.store.batches(&tenant.owner);
-    let list = own.iter().rev().map(|batch| (batch.record().id, batch_json(&served, batch))).collect();
-    query.page(list, (20, 100))
+    let (limit, after) = (query.limit((20, 100))?, query.get("after").map(str::to_owned));
+    let owner = tenant.owner.clone();
+    let list = move |store: &Store| {
+        let found = store.batches_page(&owner, after.as_deref(), limit);
+        let (found, more) = found.ok_or_else(no_after)?;
+        let described = found.iter().map(|batch| {
+            let described = batch_json(&served, batch);
+            (described["id"].as_str().unwrap_or_default().to_owned(), described)
+        });
+        Ok(page(described, more))
+    };
+    Ok(json_response(stored((&load, &batches), &tenant, list).await?))
 }
 
 /// `GET /v1/batches/{id}`
@@ -375,7 +430,7 @@ pub async fn show_batch(
     State(batches): Shared<Batches>,
     State(served): Shared<Served>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Reply {
     let batch = find(&batches, &tenant, &id)?;
     Ok(json_response(batch_json(&served, &batch).to_string()))
@@ -384,9 +439,10 @@ pub async fn show_batch(
 /// `POST /v1/batches/{id}/cancel`
 pub async fn cancel(
     State(batches): Shared<Batches>,
+    State(load): Shared<Load>,
     State(served): Shared<Served>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Reply {
     let batch = find(&batches, &tenant, &id)?;
     let mut refused = None;
@@ -406,7 +462,7 @@ pub async fn cancel(
     }
     batch.wake.notify_waiters();
     let its = batch.clone();
-    if let Err(error) = stored(&batches, move |store| store.save(&its)).await? {
+    if let Err(error) = stored((&load, &batches), &tenant, move |store| Ok(store.save(&its))).await? {
         tracing::warn!(batch = id, %error, "a cancellation cannot be written down");
     }
     Ok(json_response(batch_json(&served, &batch).to_string()))
@@ -470,25 +526,24 @@ impl<'a> Query<'a> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
-    /// The part of a list that was asked for; `usual` and most members of one.
-    fn page(&self, mut list: Vec<(String, Value)>, (usual, most): (usize, usize)) -> Reply {
-        let limit = match self.get("limit") {
-            None => usual,
-            Some(text) => text.parse().ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(|| {
-                ApiError::invalid("limit", format!("Invalid 'limit': it must be a number from 1 to {most}."))
-            })?,
-        };
-        if let Some(after) = self.get("after") {
-            let at = list.iter().position(|(id, _)| id == after);
-            let at =
-                at.ok_or_else(|| ApiError::invalid("after", "Invalid 'after': nothing here has this id."))?;
-            list.drain(..=at);
-        }
-        let more = list.len() > limit;
-        list.truncate(limit);
-        let ends = [list.first(), list.last()].map(|end| end.map(|(id, _)| id.clone()));
-        let data: Vec<Value> = list.into_iter().map(|(_, value)| value).collect();
-        let page = json!({"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": more});
-        Ok(json_response(page.to_string()))
+    /// How many of a list are asked for: as many as usual, and at most so many.
+    fn limit(&self, (usual, most): (usize, usize)) -> Result<usize, ApiError> {
+        let Some(text) = self.get("limit") else { return Ok(usual) };
+        text.parse().ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(|| {
+            ApiError::invalid("limit", format!("Invalid 'limit': it must be a number from 1 to {most}."))
+        })
     }
+}
+
+fn no_after() -> ApiError {
+    ApiError::invalid("after", "Invalid 'after': nothing here has this id.")
+}
+
+/// A part of a list, each member with its id, as JSON.
+fn page(list: impl Iterator<Item = (String, Value)>, more: bool) -> String {
+    let (ids, data): (Vec<String>, Vec<Value>) = list.unzip();
+    let page = json!({"object": "list", "data": data, "first_id": ids.first(), "last_id": ids.last(), "has_more": more});
+    let page = page.to_string();
+    work::add(2 * page.len());
+    page
 }

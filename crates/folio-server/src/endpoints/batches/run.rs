@@ -28,19 +28,22 @@ use crate::batch::store::Store;
 use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
-use crate::endpoints::openai::embeddings;
+use crate::endpoints::openai::embeddings::{self, Waiting};
 use crate::endpoints::responses;
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::screening::prepared;
 use crate::http::fresh_id;
-use crate::load::Counted;
+use crate::load::{Counted, Load};
 use crate::response_store::ResponseStore;
-use crate::tenancy::fair_queue::Turn;
+use crate::tenancy::gate::Brings;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
+use crate::threads::fair_queue::Turn;
+use crate::threads::{Lost, NOBODY};
 use folio_api::params::Generation;
 use folio_api::{ApiError, unix_s};
+use folio_kv::TenantId;
 
 /// Longest pause before a line that was told to come again does.
 const AGAIN_S_MAX: u32 = 30;
@@ -71,7 +74,14 @@ struct Ran {
     /// `None`: nothing, the server is ending.
     result: Option<Result<String, ApiError>>,
     /// Given back when the result is written down: the next line's turn, and what a drain waits for.
-    _held: Option<(Turn<Arc<str>>, Counted)>,
+    _held: Option<Held>,
+}
+
+/// A line's turn, while it has one.
+struct Held {
+    _turn: Turn<Arc<str>>,
+    _counted: Counted,
+    _running: Running,
 }
 
 /// Runs a batch as far as this process can.
@@ -82,7 +92,9 @@ pub async fn run(runner: Arc<Runner>, batch: Arc<Batch>) {
             record.ended_at = Some(unix_s());
             record.errors = errors;
         });
-        let saved = off_loop(move || {
+        let (load, owner) = (runner.generator.load.clone(), batch.record().owner);
+        let whose = runner.generator.tenancy.tenants.of_owner(&owner).map_or(NOBODY, |tenant| tenant.id);
+        let saved = off_loop(&load, (whose, 1), move || {
             let saved = runner.batches.store.save(&batch);
             saved.inspect_err(|error| {
                 tracing::error!(batch = batch.record().id, %error, "a failed batch cannot be written down");
@@ -100,21 +112,21 @@ fn storage(error: io::Error) -> Vec<LineError> {
 /// The error is what makes the batch fail.
 async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineError>> {
     let Runner { generator, batches, .. } = &**runner;
-    let store = &batches.store;
     let record = batch.record();
     let gone = |what: &str| vec![LineError::of_file("not_found", what.to_owned())];
     let tenant = generator.tenancy.tenants.of_owner(&record.owner);
     let tenant = tenant.ok_or_else(|| gone("Whoever made this batch has no key here any more."))?;
     let tenant = Tenant { key: record.key.as_str().into(), ..tenant };
-    let input = store.file(&record.owner, &record.input_file_id);
-    let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
-
+    // All of a file is read and written.
+    let (load, whose) = (&generator.load, (tenant.id, batches.store.limits.file_bytes));
     let endpoint = record.endpoint;
-    let (shared, its, file) = (batches.clone(), batch.clone(), content.clone());
-    let most = (store.limits.lines, generator.load.limits.body_bytes);
-    let (places, done, results) = off_loop(move || {
+    let (shared, its, owner) = (batches.clone(), batch.clone(), record.owner.clone());
+    let most = (batches.store.limits.lines, load.limits.body_bytes);
+    let (content, places, done, results) = off_loop(load, whose, move || {
         let store = &shared.store;
-        let places = lines::check(file.reader().map_err(storage)?, endpoint, most)?;
+        let input = store.file(&owner, &record.input_file_id);
+        let (_, content) = input.ok_or_else(|| gone("The batch's input file does not exist any more."))?;
+        let places = lines::check(content.reader().map_err(storage)?, endpoint, most)?;
         let results = store.results(&its).map_err(storage)?;
         let done = recall(&its, &results, places.len()).map_err(storage)?;
         its.change(|record| {
@@ -124,14 +136,14 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
             }
         });
         store.save(&its).map_err(storage)?;
-        Ok((places, done, results))
+        Ok((content, places, done, results))
     })
     .await?;
 
-    let owner = record.owner.as_str().into();
+    let owner = batch.record().owner.as_str().into();
     let job = Arc::new(Job { runner: runner.clone(), tenant, owner, endpoint, content, places });
     let lines = job.clone();
-    let open = off_loop(move || {
+    let open = off_loop(load, whose, move || {
         let mut open: Vec<usize> = (0..lines.places.len()).collect();
         if !done.is_empty() {
             open.retain(|place| lines.line(*place).is_ok_and(|line| !done.contains(&line.custom_id)));
@@ -144,7 +156,7 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
     let results = Arc::into_inner(results).map(Mutex::into_inner);
     let results = results.ok_or_else(|| gone("The batch's results are lost."))?;
     let (shared, its) = (batches.clone(), batch.clone());
-    off_loop(move || match ended {
+    off_loop(load, whose, move || match ended {
         Ok(End::Draining) => Ok(()),
         Ok(end) => finish(&shared.store, &its, end, results).map_err(storage),
         Err(errors) => {
@@ -158,12 +170,14 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
     .await
 }
 
-/// Does what reads or writes files.
+/// Does what reads or writes files of a batch that was begun, about so many bytes of them.
 async fn off_loop<T: Send + 'static>(
+    load: &Load,
+    (tenant, bytes): (TenantId, usize),
     work: impl FnOnce() -> Result<T, Vec<LineError>> + Send + 'static,
 ) -> Result<T, Vec<LineError>> {
     let lost = || vec![LineError::of_file("internal_error", "The batch's files could not be worked on.")];
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(lost()))
+    load.files.finish(tenant, bytes, work).await.unwrap_or_else(|_| Err(lost()))
 }
 
 /// What an earlier process did: whose results are there, and what they add up to.
@@ -263,10 +277,10 @@ async fn all(
     };
     let mut missed: Vec<usize> = unfinished.into_iter().collect();
     missed.sort_unstable();
-    let (job, results) = (job.clone(), results.clone());
-    off_loop(move || {
+    let (its, results) = (job.clone(), results.clone());
+    off_loop(&generator.load, (job.tenant.id, batches.store.limits.file_bytes), move || {
         for place in missed {
-            let Ok(line) = job.line(place) else { continue };
+            let Ok(line) = its.line(place) else { continue };
             let line = lines::not_run(&line.custom_id, code, message);
             results.lock().append(false, &line).map_err(storage)?;
         }
@@ -292,7 +306,7 @@ async fn record(
     let completed = result.is_ok();
     let (shared, owner) = (job.runner.batches.clone(), job.owner.clone());
     let (its, results) = (batch.clone(), results.clone());
-    off_loop(move || {
+    off_loop(&job.runner.generator.load, (job.tenant.id, 1), move || {
         let line = lines::result(&custom_id, &request_id, result.as_deref());
         if !shared.store.has_room(&owner, line.len() as u64) {
             let message = "The results of this batch do not fit beside your other files; delete some and send the rest again.";
@@ -381,69 +395,90 @@ impl Job {
         self.runner.generator.tenancy.tenants.of_key(&self.owner, &self.tenant.key).await
     }
 
+    /// A turn for a line, or nothing where the server ends.
+    async fn turn(&self) -> Option<Held> {
+        let Runner { generator, batches, .. } = &*self.runner;
+        let turn = batches.turns.turn(&self.owner, 1).await.ok()?;
+        let held = Held {
+            _turn: turn,
+            _counted: generator.load.in_flight.enter(),
+            _running: Running::one(generator.observability.metrics.batch_running.clone()),
+        };
+        (!generator.load.is_draining()).then_some(held)
+    }
+
+    /// Gives a line's turn back for so long, and has the next; others have theirs meanwhile. False: the server ends.
+    async fn again(&self, held: &mut Option<Held>, pause: Duration) -> bool {
+        let Runner { generator, batches, .. } = &*self.runner;
+        *held = None;
+        let stopping = batches.stopping.notified();
+        if generator.load.is_draining() {
+            return false;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stopping => return false,
+        }
+        *held = self.turn().await;
+        held.is_some()
+    }
+
     /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
     async fn run(self: Arc<Self>, place: usize) -> Ran {
-        let Runner { generator, batches, .. } = &*self.runner;
+        let Runner { generator, .. } = &*self.runner;
         let request_id = fresh_id();
-        let job = self.clone();
         let mut ran = Ran { place, custom_id: String::new(), request_id, result: None, _held: None };
-        loop {
-            let Ok(turn) = batches.turns.turn(&self.owner, 1).await else { return ran };
-            let counted = generator.load.in_flight.enter();
-            let running = Running::one(generator.observability.metrics.batch_running.clone());
-            if generator.load.is_draining() {
-                return ran;
-            }
-            let job = job.clone();
-            let line = tokio::task::spawn_blocking(move || job.line(place)).await;
-            let line = line.unwrap_or_else(|error| Err(error.to_string()));
+        let mut held = self.turn().await;
+        while held.is_some() {
+            let job = self.clone();
+            let line = generator.load.files.finish(self.tenant.id, 1, move || job.line(place)).await;
+            let line = line.unwrap_or_else(|Lost| Err("reading was not done to its end".into()));
             let answer = match line {
                 Err(error) => Err(ApiError::internal(format!("the line cannot be read: {error}"))),
                 Ok(line) => {
                     ran.custom_id = line.custom_id;
-                    self.answer(&ran.request_id, &line.body).await
+                    self.answer(&ran.request_id, &line.body, &mut held).await
                 }
             };
-            let draining = generator.load.is_draining();
             match answer {
-                Err(error) if draining && error.status >= 500 => return ran,
+                Err(error) if generator.load.is_draining() && error.status >= 500 => return ran,
                 Err(error) if again(&error).is_some() => {
-                    // Others have their turn meanwhile.
-                    drop((turn, counted, running));
-                    let stopping = batches.stopping.notified();
-                    if generator.load.is_draining() {
-                        return ran;
-                    }
-                    tokio::select! {
-                        () = tokio::time::sleep(again(&error).unwrap_or_default()) => {}
-                        () = stopping => return ran,
-                    }
+                    self.again(&mut held, again(&error).unwrap_or_default()).await;
                 }
                 answer => {
                     ran.result = Some(answer);
-                    ran._held = Some((turn, counted));
+                    ran._held = held;
                     return ran;
                 }
             }
         }
+        ran
     }
 
     /// The response that the line's route would give.
-    async fn answer(&self, request_id: &str, body: &RawValue) -> Result<String, ApiError> {
+    async fn answer(
+        &self,
+        request_id: &str,
+        body: &RawValue,
+        held: &mut Option<Held>,
+    ) -> Result<String, ApiError> {
         let Runner { generator, responses: store, .. } = &*self.runner;
         let over =
             || ApiError::unauthorized("The API key that this batch was made with is not valid any more.");
         let tenant = &self.holder().await.ok_or_else(over)?;
         let scope = Scope::of(self.endpoint.path());
         tenant.check_scope(scope)?;
-        let entry = tenant.gate.enter(true, Instant::now())?;
+        let entry = tenant.gate.enter(Brings::Prompts, Instant::now())?;
         let behind = |generation: &mut Generation| {
             generation.behind = CLASS;
             generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
         };
         let body = Bytes::copy_from_slice(body.get().as_bytes());
         if self.endpoint == Endpoint::Embeddings {
-            return embeddings::answer(generator, tenant, (request_id, body, entry), behind).await;
+            let line = Line { job: self, held };
+            let (answer, _) =
+                embeddings::answer(generator, tenant, (request_id, body, entry), behind, line).await?;
+            return Ok(answer.json);
         }
         let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
         let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
@@ -460,6 +495,21 @@ impl Job {
         behind(&mut job.generation);
         let started = generator.start(tenant, job, Flight::within(request_id, entry)).await?;
         Ok(started.answer().await?.json)
+    }
+}
+
+/// A line that is under way: a part of it that is told to come again gives its turn back, as the whole does.
+struct Line<'a> {
+    job: &'a Job,
+    held: &'a mut Option<Held>,
+}
+
+impl Waiting for Line<'_> {
+    async fn wait(&mut self, pause: Duration) -> Result<(), ApiError> {
+        match self.job.again(self.held, pause).await {
+            true => Ok(()),
+            false => Err(ApiError::unavailable("the server is shutting down", 5)),
+        }
     }
 }
 

@@ -13,23 +13,27 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use folio_api::ApiError;
 use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use folio_api::hints::Notes;
 use folio_api::openai::completions::Prompt;
 use folio_api::openai::embeddings::{self, Form, Request};
 use folio_api::params::Generation;
 use folio_engine::{Pooling, SamplingParams};
+use folio_text::work::giving_way;
 use serde_json::json;
 
 use crate::arrival::{Flight, JsonRequest};
 use crate::generation::Generator;
+use crate::generation::driver::{AT_ONCE_BYTES, Whole};
 use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
 use crate::generation::retention::ranges;
 use crate::generation::screening::screen_input;
 use crate::generation::tokenizing::encode;
 use crate::http::Shared;
-use crate::http::reply::{Reply, json_response};
+use crate::http::reply::{Reply, json_bytes, tell};
 use crate::tenancy::gate::Entry;
 use crate::tenancy::tenant::Tenant;
+use crate::threads::Lost;
 
 /// Inputs that are with the engine at once.
 const AT_ONCE: usize = 256;
@@ -41,14 +45,34 @@ const INPUT: &str = "input";
 struct Prepared {
     generation: Generation,
     pooling: Pooling,
-    inputs: Vec<Vec<u32>>,
+    inputs: Vec<Arc<[u32]>>,
     form: Form,
+    notes: Notes,
+}
+
+/// Whoever waits for an answer of which a part was told to come again.
+pub(crate) trait Waiting: Send {
+    /// Comes back when so much time has passed and it may be asked for, or says why it is not any more.
+    fn wait(&mut self, pause: Duration) -> impl Future<Output = Result<(), ApiError>> + Send;
+}
+
+/// A client.
+struct Connected;
+
+impl Waiting for Connected {
+    async fn wait(&mut self, pause: Duration) -> Result<(), ApiError> {
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
 }
 
 pub(crate) async fn create(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
     let _counted = generator.load.in_flight.enter();
-    Ok(json_response(answer(&generator, &tenant, (&id, body, entry), |_| ()).await?))
+    let (answer, notes) = answer(&generator, &tenant, (&id, body, entry), |_| (), Connected).await?;
+    let mut response = json_bytes(Bytes::from_owner(answer));
+    tell(&notes, response.headers_mut());
+    Ok(response)
 }
 
 /// The response to the request of this id and body, which the caller has counted in flight. `adjust` may change how it runs.
@@ -57,16 +81,17 @@ pub(crate) async fn answer(
     tenant: &Tenant,
     (id, body, entry): (&str, Bytes, Arc<Entry>),
     adjust: impl FnOnce(&mut Generation),
-) -> Result<String, ApiError> {
+    mut waiting: impl Waiting,
+) -> Result<(Whole, Notes), ApiError> {
     let mut arrived = Instant::now();
     let inputs = generator.inputs.clone();
     let bytes = body.len();
     let mut prepared = generator.load.off_thread(tenant.id, bytes, move || prepare(&inputs, &body)).await?;
     tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
-    let Prepared { generation, pooling, inputs, form } = prepared;
+    let Prepared { generation, pooling, inputs, form, notes } = prepared;
     let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
-    let tokens: usize = inputs.iter().map(Vec::len).sum();
+    let tokens: usize = inputs.iter().map(|input| input.len()).sum();
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
     for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
         let writer = || Box::new(Vectors { form, first: number * AT_ONCE });
@@ -79,34 +104,44 @@ pub(crate) async fn answer(
                 // What was computed so far is not thrown away because the rest has to wait.
                 Err(busy) if number > 0 && busy.status == 429 => {
                     let seconds = busy.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX);
-                    tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+                    waiting.wait(Duration::from_secs(seconds.into())).await?;
                 }
                 started => break started?,
             }
         };
-        data.push(vectors.answer().await?.json);
+        data.push(vectors.answer().await?);
         // What comes next was not waiting for the engine until now.
         arrived = Instant::now();
     }
-    let (data, model) = (data.join(","), json!(generator.served.name()));
+    let model = json!(generator.served.name());
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    Ok(format!(r#"{{"id":"{name}","object":"list","data":[{data}],"model":{model},"usage":{usage}}}"#))
+    let bytes = data.iter().map(|part| part.json.len()).sum::<usize>();
+    let join = move || {
+        let end = format!(r#"],"model":{model},"usage":{usage}}}"#);
+        Whole::joined(&format!(r#"{{"id":"{name}","object":"list","data":["#), data, &end)
+    };
+    if bytes <= AT_ONCE_BYTES {
+        return Ok((join(), notes));
+    }
+    let joined = generator.load.text.finish(tenant.id, bytes, || giving_way(join)).await;
+    let joined = joined.map_err(|Lost| ApiError::internal("the vectors were not written"))?;
+    Ok((joined, notes))
 }
 
-fn prompt_job(tokens: &[u32], generation: &Generation) -> Result<PromptJob, ApiError> {
+fn prompt_job(tokens: &Arc<[u32]>, generation: &Generation) -> Result<PromptJob, ApiError> {
     let retention = ranges(&generation.cache, tokens.len() as u32)?;
-    Ok(PromptJob { retention, ..PromptJob::new(tokens.into(), SamplingParams::greedy(0)) })
+    Ok(PromptJob { retention, ..PromptJob::new(tokens.clone(), SamplingParams::greedy(0)) })
 }
 
 fn prepare(processor: &InputProcessor, body: &[u8]) -> Result<Prepared, ApiError> {
     let served = &processor.served;
     let pooling = &served.model.pooling;
     let can = pooling.as_ref().map(|_| ()).map_err(String::as_str);
-    let Request { generation, inputs, form } = embeddings::read(body, &served.context, can)?;
+    let Request { generation, inputs, form, notes } = embeddings::read(body, &served.context, can)?;
     let inputs: Result<Vec<_>, ApiError> =
-        inputs.into_iter().map(|input| tokens(processor, input, &generation)).collect();
+        inputs.into_iter().map(|input| Ok(tokens(processor, input, &generation)?.into())).collect();
     let pooling = pooling.clone().map_err(ApiError::internal)?;
-    Ok(Prepared { generation, pooling, inputs: inputs?, form })
+    Ok(Prepared { generation, pooling, inputs: inputs?, form, notes })
 }
 
 /// One input as the model reads it, cut as asked.

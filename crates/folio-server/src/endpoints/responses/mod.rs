@@ -8,13 +8,14 @@ mod truncation;
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::Uri;
 use folio_api::ApiError;
-use folio_api::responses::{self, History, ResponseWriter, failure, named, not_found, page};
+use folio_api::responses::{self, History, ResponseWriter, named, not_found, page};
+use folio_text::work::{self, giving_way};
 use serde_json::{Value, json};
 
-use crate::arrival::{Arrival, Flight, JsonRequest};
+use crate::arrival::{Arrival, Flight, Id, JsonRequest};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::{Job, PromptJob};
@@ -25,12 +26,13 @@ use crate::generation::screening::{prepared, screen_conversation};
 use crate::generation::tokenizing::encode_prompt;
 use crate::http::Shared;
 use crate::http::fresh_id;
-use crate::http::reply::{Reply, json_response, tell};
+use crate::http::reply::{Reply, json_bytes, json_response, tell};
 use crate::http::stream::Reader;
 use crate::load::Load;
 use crate::response_store::log::{self, Log};
-use crate::response_store::{ResponseStore, StoredResponse};
+use crate::response_store::{ResponseStore, StoredResponse, size};
 use crate::tenancy::tenant::Tenant;
+use crate::threads::Lost;
 use sealed::Sealer;
 
 /// A request ready to run.
@@ -42,9 +44,7 @@ struct Prepared {
 
 struct Background {
     id: String,
-    response: Value,
-    messages: Vec<Value>,
-    input: Arc<[Value]>,
+    record: StoredResponse,
 }
 
 impl AsMut<Job> for Prepared {
@@ -56,17 +56,24 @@ impl AsMut<Job> for Prepared {
 /// What a tenant's requests reach of responses that were answered before.
 struct Own<'a> {
     store: &'a ResponseStore,
-    tenant: &'a Tenant,
+    asker: &'a Arrival,
     sealer: &'a Sealer,
 }
 
 impl History for Own<'_> {
-    fn messages(&self, response: &str) -> Option<Arc<[Value]>> {
-        self.store.get(self.tenant.id, response).map(|record| record.messages)
+    fn messages(&self, response: &str) -> Result<Option<Arc<[Value]>>, ApiError> {
+        let Some(record) = self.store.get(self.asker.tenant.id, response) else { return Ok(None) };
+        self.asker.named.read(record.bytes)?;
+        Ok(Some(record.messages))
     }
 
-    fn item(&self, response: &str, id: &str) -> Option<Value> {
-        self.store.get(self.tenant.id, response)?.item(id).cloned()
+    fn item(&self, response: &str, id: &str) -> Result<Option<Value>, ApiError> {
+        let Some(record) = self.store.get(self.asker.tenant.id, response) else { return Ok(None) };
+        // It is looked for among all of them.
+        self.asker.named.read(record.items())?;
+        let Some(item) = record.item(id) else { return Ok(None) };
+        self.asker.named.read(size(item))?;
+        Ok(Some(item.clone()))
     }
 
     fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError> {
@@ -81,7 +88,7 @@ fn prepare(
 ) -> Result<Prepared, ApiError> {
     let tenant = arrival.tenant.id;
     let sealer = Sealer::new(&inputs.served.model.model_digest, &arrival.tenant)?;
-    let own = Own { store, tenant: &arrival.tenant, sealer: &sealer };
+    let own = Own { store, asker: arrival, sealer: &sealer };
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
     let read = responses::Request::read(&arrival.body, &inputs.served.context, &own, &id)?;
@@ -102,21 +109,19 @@ fn prepare(
     let input = named(read.items, &id);
     let keep = read.store.then(|| {
         let (store, id) = (store.clone(), id.clone());
-        let (mut messages, input) = (read.messages.clone(), input.clone());
-        Box::new(move |response: &Value, said: Vec<Value>| {
+        let (mut messages, input, background) = (read.messages.clone(), input.clone(), read.background);
+        Box::new(move |response: Arc<str>, output: Vec<Value>, said: Vec<Value>| {
             messages.extend(said);
-            let record = StoredResponse { response: response.clone(), messages: messages.into(), input };
+            let record = StoredResponse::new(response, output, messages, input, background);
             store.put(tenant, &id, record, None);
         }) as responses::Keep
     });
     let seal = read.seals.then(|| Box::new(move |text: &str| sealer.seal(text).ok()) as responses::Seal);
     let namespaces = request.conversation.tools.namespaces;
     let answer = ResponseWriter::new(id.clone(), read.repeated, keep, namespaces, seal);
-    let background = read.background.then(|| Background {
-        id,
-        response: answer.unfinished("in_progress"),
-        messages: read.messages,
-        input,
+    let background = read.background.then(|| {
+        let response = answer.unfinished("in_progress").into();
+        Background { id, record: StoredResponse::new(response, Vec::new(), read.messages, input, true) }
     });
     let (arrived, asker, writer) = (arrival.at, inputs.asker(arrival, "responses"), Box::new(answer));
     let notes = request.notes;
@@ -136,21 +141,22 @@ pub async fn create(
     let shared = store.clone();
     let prepare = move |inputs: &InputProcessor, arrival: &Arrival| prepare(inputs, &shared, arrival);
     let Prepared { job, background } = prepared(&generator, arrival, prepare).await?;
-    let Some(Background { id, response, messages, input }) = background else {
+    let Some(Background { id, record }) = background else {
         return Ok(generator.run(&tenant, job, flight).await?);
     };
     let notes = job.notes.clone();
-    let record = StoredResponse { response, messages: messages.into(), input };
+    let load = generator.load.clone();
     let mut answer = if job.generation.stream.is_some() {
         let (abort, events) = generator.start_streaming(&tenant, job, flight).await?;
         store.put(tenant.id, &id, record.clone(), Some(abort));
         let log = Arc::new(Log::default());
         store.attach(tenant.id, &id, log.clone());
-        tokio::spawn(write_log(store, tenant, id, record, events, log.clone()));
-        log::follow(log, None, generator.load.limits.keep_alive)
+        let answer = log::follow(log.clone(), None, load.limits.keep_alive)?;
+        tokio::spawn(write_log((load, store), tenant, id, record, events, log));
+        answer
     } else {
         let Started { abort, answer } = generator.start(&tenant, job, flight).await?;
-        let told = json_response(record.response.to_string());
+        let told = json_bytes(record.json());
         store.put(tenant.id, &id, record.clone(), Some(abort));
         tokio::spawn(async move {
             // An answer stores itself.
@@ -159,7 +165,7 @@ pub async fn create(
                 Ok(Err(error)) => error,
                 Err(_) => ApiError::internal("the request was lost"),
             };
-            put_failed(&store, &tenant, &id, record, &failed);
+            put_failed((&load, &store), &tenant, &id, record, failed).await;
         });
         told
     };
@@ -168,24 +174,41 @@ pub async fn create(
 }
 
 /// Keeps that a response in the background failed, unless it is over or somebody cancelled it before.
-fn put_failed(
-    store: &ResponseStore,
+async fn put_failed(
+    (load, store): (&Load, &ResponseStore),
     tenant: &Tenant,
     id: &str,
-    mut record: StoredResponse,
-    failed: &ApiError,
+    record: StoredResponse,
+    failed: ApiError,
 ) {
     if store.stop(tenant.id, id).flatten().is_some() {
-        record.response["status"] = "failed".into();
-        record.response["error"] = failure(failed);
-        store.put(tenant.id, id, record, None);
+        match ended(load, tenant, record, "failed", Some(failed)).await {
+            Ok(record) => store.put(tenant.id, id, record, None),
+            Err(Lost) => tracing::warn!(response = id, "that it failed is not kept"),
+        }
     }
+}
+
+/// A response in the background that ended before its answer did.
+async fn ended(
+    load: &Load,
+    tenant: &Tenant,
+    record: StoredResponse,
+    status: &'static str,
+    error: Option<ApiError>,
+) -> Result<StoredResponse, Lost> {
+    let bytes = record.response.len();
+    let write = move || {
+        let response = responses::ended(&record.response, status, error.as_ref());
+        record.with(response.into())
+    };
+    load.text.finish(tenant.id, bytes, || giving_way(write)).await
 }
 
 /// Writes down what a response in the background says, whether anybody reads it or not. One that is dropped from the store goes on being
 /// generated and is not written down any more.
 async fn write_log(
-    store: Arc<ResponseStore>,
+    (load, store): (Arc<Load>, Arc<ResponseStore>),
     tenant: Tenant,
     id: String,
     record: StoredResponse,
@@ -201,7 +224,7 @@ async fn write_log(
     }
     // An answer stores itself.
     let failed = ApiError::internal("The response failed; its events say why.");
-    put_failed(&store, &tenant, &id, record, &failed);
+    put_failed((&load, &store), &tenant, &id, record, failed).await;
     log.close();
 }
 
@@ -223,19 +246,19 @@ pub async fn show(
     State(store): Shared<ResponseStore>,
     State(load): Shared<Load>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    Id(id): Id,
     uri: Uri,
 ) -> Reply {
     let record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let (streams, after) = resumed(uri.query().unwrap_or_default())?;
     if !streams {
-        return Ok(json_response(record.response.to_string()));
+        return Ok(json_bytes(record.json()));
     }
     let log = store.log(tenant.id, &id).ok_or_else(|| {
         let message = "Only a response that was created with 'background' and 'stream' can be streamed again; leave 'stream' out.";
         ApiError::invalid("stream", message)
     })?;
-    Ok(log::follow(log, after, load.limits.keep_alive))
+    Ok(log::follow(log, after, load.limits.keep_alive)?)
 }
 
 /// Whether a response is asked for as events, and behind which.
@@ -266,17 +289,23 @@ fn resumed(query: &str) -> Result<(bool, Option<u64>), ApiError> {
 /// `GET /v1/responses/{id}/input_items`
 pub async fn input_items(
     State(store): Shared<ResponseStore>,
+    State(load): Shared<Load>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    Id(id): Id,
     uri: Uri,
 ) -> Reply {
     let record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
-    let page = page(&record.input, uri.query().unwrap_or_default())?;
-    Ok(json_response(page.to_string()))
+    let bytes = record.bytes;
+    let write = move || {
+        let page = page(&record.input, uri.query().unwrap_or_default())?.to_string();
+        work::add(2 * page.len());
+        Ok(page)
+    };
+    Ok(json_response(load.off_thread(tenant.id, bytes, write).await?))
 }
 
 /// `DELETE /v1/responses/{id}`
-pub async fn delete(State(store): Shared<ResponseStore>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn delete(State(store): Shared<ResponseStore>, tenant: Tenant, Id(id): Id) -> Reply {
     if !store.delete(tenant.id, &id) {
         return Err(not_found("response_id", &id).into());
     }
@@ -284,17 +313,23 @@ pub async fn delete(State(store): Shared<ResponseStore>, tenant: Tenant, Path(id
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends one that runs in the background; one that is over stays as it is.
-pub async fn cancel(State(store): Shared<ResponseStore>, tenant: Tenant, Path(id): Path<String>) -> Reply {
+pub async fn cancel(
+    State(store): Shared<ResponseStore>,
+    State(load): Shared<Load>,
+    tenant: Tenant,
+    Id(id): Id,
+) -> Reply {
     let running = store.stop(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
     let mut record = store.get(tenant.id, &id).ok_or_else(|| not_found("response_id", &id))?;
-    if record.response["background"] != true {
+    if !record.background {
         let message = "Only a response that was created with 'background' can be cancelled; close the connection of another.";
         return Err(ApiError::invalid("response_id", message).into());
     }
     if let Some(abort) = running {
         abort.cancel();
-        record.response["status"] = "cancelled".into();
+        let cancelled = ended(&load, &tenant, record, "cancelled", None).await;
+        record = cancelled.map_err(|Lost| ApiError::internal("the response was not written"))?;
         store.put(tenant.id, &id, record.clone(), None);
     }
-    Ok(json_response(record.response.to_string()))
+    Ok(json_bytes(record.json()))
 }

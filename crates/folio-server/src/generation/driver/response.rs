@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use folio_api::ApiError;
 use folio_api::events::{Delta, Finished, PromptReport, Usage};
 use folio_engine::Micros;
+use folio_text::work;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -33,7 +34,24 @@ pub enum Output {
 /// An answer that counts as unread until its last byte is on its way.
 pub struct Whole {
     pub json: String,
-    _unread: Arc<Unread>,
+    _unread: Vec<Arc<Unread>>,
+}
+
+impl Whole {
+    /// One answer of several, between a beginning and an end. O(bytes).
+    pub fn joined(start: &str, parts: Vec<Whole>, end: &str) -> Self {
+        let bytes = parts.iter().map(|part| part.json.len() + 1).sum::<usize>();
+        let (mut json, mut unread) = (String::with_capacity(start.len() + bytes + end.len()), Vec::new());
+        json.push_str(start);
+        for (number, part) in parts.into_iter().enumerate() {
+            json.extend((number > 0).then_some(','));
+            json.push_str(&part.json);
+            unread.extend(part._unread);
+        }
+        json.push_str(end);
+        work::add(json.len());
+        Self { json, _unread: unread }
+    }
 }
 
 impl AsRef<[u8]> for Whole {
@@ -114,8 +132,10 @@ pub struct ResponseDriver {
     pub reports: Vec<Option<PromptReport>>,
     pub usage: Usage,
     pub in_engine: InEngine,
-    /// An error was sent, or the client left.
+    /// There is nothing to answer but an error.
     pub failed: bool,
+    /// What a stream is still to be told of that.
+    pub refusal: Option<ApiError>,
     /// The response is complete.
     pub answered: bool,
     /// Who judges answers, where somebody does.
@@ -175,6 +195,7 @@ impl ResponseDriver {
             usage,
             in_engine: InEngine { submitted, finished: submitted },
             failed: false,
+            refusal: None,
             answered: false,
             judge: judge.map(Judge::new),
         }
@@ -311,26 +332,35 @@ impl ResponseDriver {
                 let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
                 self.memory.gathered = json.len();
                 if let Some(sender) = sender.take() {
-                    let _ = sender.send(Ok(Whole { json, _unread: self.memory.unread.clone() }));
+                    let _ = sender.send(Ok(Whole { json, _unread: vec![self.memory.unread.clone()] }));
                 }
             }
         }
         self.close();
     }
 
-    /// Tells the client, once, and ends what still runs.
+    /// Ends what still runs, and tells the client, once: one that waits for the whole at once, one of a stream when its turn comes
+    /// ([`Self::tell_refusal`]), since its last event may repeat much.
     pub fn fail(&mut self, error: ApiError) {
         if std::mem::replace(&mut self.failed, true) {
             return;
         }
         self.abort.cancel();
         match &mut self.output {
-            Output::Stream(events) => self.job.writer.failed(&error, events),
+            Output::Stream(_) => self.refusal = Some(error),
             Output::Whole(sender) => {
                 if let Some(sender) = sender.take() {
                     let _ = sender.send(Err(error));
                 }
+                self.close();
             }
+        }
+    }
+
+    /// Tells a stream why it ends.
+    pub fn tell_refusal(&mut self) {
+        if let (Some(error), Output::Stream(events)) = (self.refusal.take(), &self.output) {
+            self.job.writer.failed(&error, events);
         }
         self.close();
     }

@@ -100,20 +100,28 @@ impl<K: Ord + Clone> FairQueue<K> {
 
     /// Waits for a turn of `owner`, whose piece costs about `cost`.
     pub async fn turn(&self, owner: &K, cost: u64) -> Result<Turn<K>, Full> {
-        let wait = self.line_up(owner, cost)?;
+        let wait = self.line_up(owner, cost, true)?;
         self.give();
         // Senders live in the line until they send.
         wait.await.map_err(|_| Full)
     }
 
-    fn line_up(&self, owner: &K, cost: u64) -> Result<Wait<K>, Full> {
+    /// The same for a piece that was let in before: it has a place however many wait.
+    pub async fn turn_of_admitted(&self, owner: &K, cost: u64) -> Result<Turn<K>, Full> {
+        let wait = self.line_up(owner, cost, false)?;
+        self.give();
+        wait.await.map_err(|_| Full)
+    }
+
+    /// `may_be_full`: only where there is a place.
+    fn line_up(&self, owner: &K, cost: u64, may_be_full: bool) -> Result<Wait<K>, Full> {
         let (begin, receiver) = oneshot::channel();
         let large = cost > LARGE;
         let mut inner = self.inner();
         let all: usize = inner.waiting.iter().map(BTreeMap::len).sum();
         let own = inner.owners.get(owner).map_or(0, |owner| owner.waiting);
         let begins_now = inner.free > 0 && (!large || inner.free_large > 0);
-        if !begins_now && own >= inner.waiting_max.saturating_sub(all) {
+        if may_be_full && !begins_now && own >= inner.waiting_max.saturating_sub(all) {
             return Err(Full);
         }
         inner.arrived += 1;
@@ -220,7 +228,7 @@ mod tests {
         let ran = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
         for (owner, cost) in pieces.iter().copied() {
-            let wait = queue.line_up(&owner, cost).unwrap();
+            let wait = queue.line_up(&owner, cost, true).unwrap();
             let ran = ran.clone();
             tasks.push(tokio::spawn(async move {
                 let _turn = wait.await.unwrap();
@@ -258,7 +266,7 @@ mod tests {
     async fn one_turn_is_never_a_large_pieces() {
         let queue = FairQueue::new(3, 100);
         let large = [queue.turn(&"a", LARGE + 1).await.unwrap(), queue.turn(&"b", LARGE + 1).await.unwrap()];
-        let waits = queue.line_up(&"c", LARGE + 1).unwrap();
+        let waits = queue.line_up(&"c", LARGE + 1, true).unwrap();
         queue.give();
         let small = queue.turn(&"d", 10).await.unwrap();
         assert_eq!((queue.waiting(), queue.inner().free), (1, 0));
@@ -274,12 +282,12 @@ mod tests {
     async fn one_owner_leaves_half_of_the_places_to_the_others() {
         let queue = FairQueue::new(1, 8);
         let _first = queue.turn(&"first", 1).await.unwrap();
-        let hoarded: Vec<_> = (0..).map_while(|_| queue.line_up(&"greedy", 1).ok()).collect();
+        let hoarded: Vec<_> = (0..).map_while(|_| queue.line_up(&"greedy", 1, true).ok()).collect();
         assert_eq!(hoarded.len(), 4);
-        let other: Vec<_> = (0..).map_while(|_| queue.line_up(&"other", 1).ok()).collect();
+        let other: Vec<_> = (0..).map_while(|_| queue.line_up(&"other", 1, true).ok()).collect();
         assert_eq!(other.len(), 2);
         assert_eq!(queue.turn(&"greedy", 1).await.err(), Some(Full));
-        assert!(queue.line_up(&"third", 1).is_ok());
+        assert!(queue.line_up(&"third", 1, true).is_ok());
     }
 
     #[tokio::test]

@@ -1,0 +1,112 @@
+//! Threads for what may not be done on the event loop, by kind of work.
+//!
+//! Owns: how many pieces of a kind are done at once, and whose is next. Invariant: no kind waits for another's. What reads prompts goes on
+//! while every thread for files waits for a disk, and the other way round. Each kind is fair between tenants.
+//!
+//! The threads are the runtime's, whose number is the sum of all kinds (`serve::runtime`): a piece that has its turn has a thread. Work
+//! of which there is never more than one piece (a look at the file of keys, a page of records) has no kind, and is part of [`SINGLE`].
+
+pub(crate) mod fair_queue;
+
+use folio_kv::TenantId;
+
+use fair_queue::{FairQueue, Full, Turn};
+
+/// Pieces of work on files at once. They wait for a disk and not for a processor; more of them make a disk no faster.
+pub const FILES: usize = 8;
+/// Prompts hashed and looked up in tiers at once. One may wait half a second for a bucket.
+pub const LOOKUPS: usize = 64;
+/// Pieces that no kind counts: each of the parts that have some does one at a time.
+pub const SINGLE: usize = 16;
+
+/// Whose work it is that no tenant asked for.
+pub const NOBODY: TenantId = TenantId(u32::MAX);
+
+/// Threads of one kind.
+pub struct Pool(FairQueue<TenantId>);
+
+/// The work was not done to its end: it panicked, or the process ends.
+#[derive(Debug)]
+pub struct Lost;
+
+impl Pool {
+    /// So many pieces at once, and so many in line.
+    pub fn new(threads: usize, waiting: usize) -> Self {
+        Self(FairQueue::new(threads, waiting))
+    }
+
+    /// Pieces in line.
+    pub fn waiting(&self) -> usize {
+        self.0.waiting()
+    }
+
+    /// Does a piece of a tenant's work when it is its turn, unless the line is full. `cost`: about how many bytes are worked on.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        tenant: TenantId,
+        cost: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Result<T, Lost>, Full> {
+        let turn = self.0.turn(&tenant, cost as u64).await?;
+        Ok(in_turn(turn, work).await)
+    }
+
+    /// The same for what was let in before: it waits where the line is full. So there are never more than requests that were let in.
+    pub async fn finish<T: Send + 'static>(
+        &self,
+        tenant: TenantId,
+        cost: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Lost> {
+        let turn = self.0.turn_of_admitted(&tenant, cost as u64).await;
+        in_turn(turn.map_err(|_| Lost)?, work).await
+    }
+}
+
+async fn in_turn<T: Send + 'static>(
+    turn: Turn<TenantId>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Lost> {
+    let done = tokio::task::spawn_blocking(move || {
+        // Held until the work is done, even when nobody waits for it any more.
+        let _turn = turn;
+        work()
+    });
+    done.await.map_err(|_| Lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn no_kind_waits_for_another_and_what_was_let_in_is_not_refused() {
+        let (slow, quick) = (Pool::new(2, 2), Pool::new(1, 2));
+        let (release, held) = mpsc::channel::<()>();
+        let held = std::sync::Arc::new(parking_lot::Mutex::new(held));
+        let wait = || {
+            let held = held.clone();
+            move || {
+                let _ = held.lock().recv();
+            }
+        };
+        let tenant = TenantId(0);
+        let mut stuck = Vec::new();
+        for _ in 0..4 {
+            stuck.push(Box::pin(slow.finish(tenant, 1, wait())));
+        }
+        for piece in &mut stuck {
+            assert!(tokio::time::timeout(std::time::Duration::from_millis(1), piece).await.is_err());
+        }
+        assert!(slow.run(tenant, 1, || ()).await.is_err(), "the line is full");
+        assert_eq!(quick.run(tenant, 1, || 7).await.unwrap().unwrap(), 7);
+        assert!(quick.finish(tenant, 1, || panic!("as it may")).await.is_err_and(|_: Lost| true));
+        drop(release);
+        for piece in stuck {
+            piece.await.unwrap();
+        }
+        assert_eq!(slow.waiting(), 0);
+    }
+}
