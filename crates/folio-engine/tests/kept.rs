@@ -127,7 +127,7 @@ fn choices_come_back_with_what_they_share() {
 fn scores_of_rows_that_are_loaded_are_not_lost() {
     let mut machine = Machine::new(config(), 64, 16).with_tier(1000, 0.0);
     let one = Request { prompt_logprobs: Some(2), ..request(1, &text(1, 200), 10) };
-    machine = disturbed(machine, &[one.clone()], 2);
+    machine = disturbed(machine, std::slice::from_ref(&one), 2);
     machine.run();
     machine.assert_as_alone(&one);
     let counters = machine.scheduler.counters();
