@@ -77,6 +77,8 @@ impl Backend for Checks {
             max_logit_rows: ROWS,
             max_position: 1 << 14,
             vocabulary: 32_000,
+            input_width: 0,
+            has_features: false,
             chosen: 0,
             pools: &self.pools,
             tables: &mut self.tables,

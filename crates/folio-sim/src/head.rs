@@ -4,7 +4,7 @@
 //! of none, make it say something else. What it writes is told by the features, too, and whatever its context should hold must have been written
 //! since, so that a missing row shows: it refuses to go on. Rows without features (zeros) are as good as any there.
 
-use folio_model::backend::{Backend, BackendError, Batch, KvLayout, SwapTimes, TensorView};
+use folio_model::backend::{Backend, BackendError, Batch, KvLayout, TensorView};
 use folio_model::check::PoolSize;
 use folio_model::program::{MatrixId, Program, VectorId};
 use folio_model::tables::BlockTables;
@@ -27,7 +27,7 @@ pub struct HeadBackend {
 
 impl HeadBackend {
     pub fn new(vocab: usize, blocks: usize, block_tokens: usize, max_rows: usize) -> Self {
-        let pool = PoolSize { blocks, slots: 0, block_tokens };
+        let pool = PoolSize { blocks, block_tokens };
         Self {
             vocab,
             pool,
@@ -85,14 +85,6 @@ impl Backend for HeadBackend {
 
     fn allocate_cache(&mut self, _layout: &KvLayout, _blocks: &[usize]) -> Result<(), BackendError> {
         Ok(())
-    }
-
-    fn allocate_swap(&mut self, _slots: &[usize]) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn swap_times(&self) -> SwapTimes {
-        SwapTimes::default()
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {

@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
-use folio_engine::request::RequestId;
 use folio_engine::{
     DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Reads, Scheduler, TransferOrder,
 };
