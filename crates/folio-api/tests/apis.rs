@@ -391,6 +391,11 @@ fn flags_for_hints_have_an_effect_wherever_they_are_taken() {
         clean(&mut body);
         body.to_string()
     };
+    let context = || {
+        let mut context = context();
+        context.capabilities.template.iter_mut().for_each(|template| template.takes_calls = true);
+        context
+    };
     type Read = fn(&[u8], &Context) -> Option<ApiError>;
     let messages: Read = |body, context| anthropic::Request::read(body, context).err();
     let chat: Read = |body, context| openai::chat::read(body, context).err();

@@ -460,12 +460,14 @@ pub async fn cancel(
         let error = ApiError::new(409, "invalid_request_error", message);
         return Err(ApiError { code: Some("batch_not_cancellable"), ..error }.into());
     }
+    // As it is now: it may be over before that is written down.
+    let told = batch_json(&served, &batch).to_string();
     batch.wake.notify_waiters();
     let its = batch.clone();
     if let Err(error) = stored((&load, &batches), &tenant, move |store| Ok(store.save(&its))).await? {
         tracing::warn!(batch = id, %error, "a cancellation cannot be written down");
     }
-    Ok(json_response(batch_json(&served, &batch).to_string()))
+    Ok(json_response(told))
 }
 
 fn find(batches: &Batches, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiError> {
