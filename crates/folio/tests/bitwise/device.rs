@@ -116,11 +116,12 @@ fn after_copies_to_host_memory_and_back() {
         return;
     }
     for kv in [KvFormat::BF16, KvFormat::Int8] {
-        let mut world = World::new("llama3", Setup { kv, ..DEVICE }, 64).keeping_in_memory(256);
+        let mut world = World::new("llama3", Setup { kv, ..DEVICE }, 64);
         let arrivals = requests(world.recorder.vocab(), &[60, 35]);
         let oracle = Oracle::new(&mut world, &arrivals);
         for step in [1, 2] {
             world.forget();
+            world.keep_in_memory(256);
             let run = world.run_disturbed(&batched(2), &arrivals, &mut |now, scheduler, cache| {
                 if now == step {
                     assert!(scheduler.preempt_all(cache) > 0, "nobody ran at step {step}");

@@ -535,14 +535,18 @@ impl World {
         self.late = Some(Arc::default());
     }
 
-    /// With memory for so many blocks of each group beside the cache. Here copying takes no time and a step does, so whoever is preempted is
-    /// kept there.
     pub fn keeping_in_memory(mut self, blocks: u32) -> Self {
+        self.keep_in_memory(blocks);
+        self
+    }
+
+    /// From now on with memory for so many blocks of each group beside the cache, which has none yet. Here copying takes no time and a step
+    /// does, so whoever is preempted is kept there.
+    pub fn keep_in_memory(&mut self, blocks: u32) {
         let memory = self.recorder.backend.block_memory().expect("memory that can be read");
         let bytes: usize = (0..self.cache.groups()).map(|group| memory.block_bytes(group)).sum();
         self.tiers.clear();
         self.keep_in(HostStore::new(u64::from(blocks) * bytes as u64));
-        self
     }
 
     /// From now on KV of what ends is kept in `dir`, at most `bytes` of it, and loaded where it is missed.
