@@ -217,8 +217,9 @@ impl Scheduler {
         let known = self.sequences[slot].known();
         let Some(running) = self.sequences[slot].running_mut() else { return false };
         if model.reads != Reads::Tokens {
-            // It never lacks much of what it reads, and drafts from what the model computed last.
-            return running.table.computed() > running.features_from;
+            // It never lacks much of what it reads, and drafts from what the model computed last: not while that is under way.
+            let computed = running.table.computed();
+            return computed > running.features_from && computed == running.scheduled;
         }
         running.drafter_lags = known > running.drafter_computed + CATCH_UP;
         !running.drafter_lags
