@@ -121,6 +121,10 @@ fn a_listener_that_sleeps_holds_up_nothing_and_is_told_all_of_it_when_it_wakes()
     })
     .expect("it starts");
     (0..20).for_each(|of| serve(&handle, of));
+    // When that is answered all of the last request was told.
+    let (sender, receiver) = channel();
+    handle.command(CacheCommand::Resident, Box::new(move |answer| drop(sender.send(answer)))).expect("taken");
+    let Ok(CacheResponse::Resident(resident)) = receiver.recv() else { panic!("no answer") };
     let mut held = std::collections::HashSet::new();
     let mut batch = feed.empty_batch();
     let mut anew = false;
@@ -141,9 +145,6 @@ fn a_listener_that_sleeps_holds_up_nothing_and_is_told_all_of_it_when_it_wakes()
             break;
         }
     }
-    let (sender, receiver) = channel();
-    handle.command(CacheCommand::Resident, Box::new(move |answer| drop(sender.send(answer)))).expect("taken");
-    let Ok(CacheResponse::Resident(resident)) = receiver.recv() else { panic!("no answer") };
     assert_eq!(resident.events.len(), held.len());
     handle.stop();
     handle.join();
