@@ -20,10 +20,14 @@ def test_a_head_changes_no_token_and_no_log_probability(serve, tmp_path):
 def test_drafts_of_what_it_was_trained_on_are_mostly_right(serve):
     server = serve("--draft-model", HEAD)
     client = client_of(server)
-    for animal in ("fox", "cat", "horse"):
+    of = lambda what: {dict(labels).get("drafter"): value for (name, labels), value in server.metrics().items() if name == f"vllm:spec_decode_num_{what}_tokens_total"}
+    # How many are verified depends on what steps take here.
+    for number in range(40):
+        animal = ("fox", "cat", "horse", "dog")[number % 4]
         messages = [{"role": "user", "content": f"Tell me a story about a {animal}."}]
         client.chat.completions.create(model="folio-demo", messages=messages, max_tokens=100, temperature=0)
-    of = lambda what: {dict(labels).get("drafter"): value for (name, labels), value in server.metrics().items() if name == f"vllm:spec_decode_num_{what}_tokens_total"}
-    drafts, right = of("draft"), of("accepted")
+        drafts, right = of("draft"), of("accepted")
+        if drafts["eagle3"] >= 60:
+            break
     assert drafts["eagle3"] > 0 and drafts["model"] == 0
     assert right["eagle3"] > 0.4 * drafts["eagle3"], (right, drafts)

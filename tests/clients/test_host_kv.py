@@ -46,7 +46,8 @@ def test_it_is_its_tenants_alone(serve, answers):
     stored(server, 50)
     for number in range(2, 8):
         ask(server, number, "beta")
-    assert ask(server, 1, "beta") == (answers[1], 0)
+    tokens, cached = ask(server, 1, "beta")
+    assert tokens == answers[1] and cached < 16, "of its own at most"
     assert ask(server, 1, "alpha")[1] > 800
 
 
