@@ -21,11 +21,12 @@ def test_drafts_of_what_it_was_trained_on_are_mostly_right(serve):
     server = serve("--draft-model", HEAD)
     client = client_of(server)
     of = lambda what: {dict(labels).get("drafter"): value for (name, labels), value in server.metrics().items() if name == f"vllm:spec_decode_num_{what}_tokens_total"}
-    # How many are verified depends on what steps take here.
+    # How many are verified depends on what steps take here, and the more of them in a step, the fewer are right.
     for number in range(40):
         animal = ("fox", "cat", "horse", "dog")[number % 4]
         messages = [{"role": "user", "content": f"Tell me a story about a {animal}."}]
-        client.chat.completions.create(model="folio-demo", messages=messages, max_tokens=100, temperature=0)
+        few = {"speculative.n_max": 3}
+        client.chat.completions.create(model="folio-demo", messages=messages, max_tokens=100, temperature=0, extra_body=few)
         drafts, right = of("draft"), of("accepted")
         if drafts["eagle3"] >= 60:
             break
