@@ -6,7 +6,7 @@ A seed is searched for whose greedy continuation is varied and never a near tie,
 still has to give the same tokens.
 
     python tools/make_fixtures.py [family ...]
-    python tools/make_fixtures.py --hidden       adds vectors to the fixtures there are
+    python tools/make_fixtures.py --hidden [family ...]     adds vectors to the fixtures there are
 
 Needs torch, transformers >= 5 and safetensors. Writes crates/folio-model/tests/fixtures/<family>/. Deterministic.
 """
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -36,10 +37,20 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -71,6 +82,18 @@ BASE = dict(
 def base(**changes):
     return {**BASE, **changes}
 
+
+def hybrid(**changes):
+    """Gated delta nets of which no two sizes are the same, gated attention that rotates a quarter of a head."""
+    return base(**{**dict(num_key_value_heads=2, hidden_size=32, head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=False,
+                          linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8, linear_value_head_dim=20,
+                          linear_conv_kernel_dim=4,
+                          rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25)), **changes})
+
+
+MIXTURE = dict(moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=2)
+TINY_VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, spatial_merge_size=1,
+                   temporal_patch_size=1, out_hidden_size=32, num_position_embeddings=4)
 
 PHI4_HALF = 6  # rotated pairs: head_dim 16 * 0.75 / 2
 
@@ -170,6 +193,28 @@ FAMILIES = {
                               tie_word_embeddings=False, decoder_sparse_step=1, mlp_only_layers=[]),
                          torch.float16, dict(margin=SMALL_MARGIN, drop=["norm_topk_prob", "mlp_only_layers"],
                                              rename=dict(num_local_experts="num_experts"))),
+    # With a shared expert.
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM,
+                   hybrid(num_hidden_layers=4, intermediate_size=72, norm_topk_prob=True,
+                          layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"], **MIXTURE),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(70, None)])),
+    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM,
+                     hybrid(num_hidden_layers=4, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=16,
+                            linear_value_head_dim=10, linear_conv_kernel_dim=3, tie_word_embeddings=True), torch.float16,
+                     dict(margin=SMALL_MARGIN, drop=["layer_types"])),
+    "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration,
+                dict(text_config=hybrid(num_hidden_layers=2, full_attention_interval=2), vision_config=TINY_VISION,
+                     image_token_id=190, video_token_id=191, vision_start_token_id=192, vision_end_token_id=193,
+                     tie_word_embeddings=False),
+                torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM,
+                         hybrid(num_hidden_layers=2, full_attention_interval=2, **MIXTURE), torch.float16,
+                         dict(margin=SMALL_MARGIN)),
+    "qwen3_5_moe": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration,
+                    dict(text_config=hybrid(num_hidden_layers=3, layer_types=["linear_attention"] * 2 + ["full_attention"], **MIXTURE),
+                         vision_config=TINY_VISION, image_token_id=190, video_token_id=191, vision_start_token_id=192,
+                         vision_end_token_id=193, tie_word_embeddings=False),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN)),
 }
 
 
@@ -183,8 +228,14 @@ def randomize(model, seed):
                 # Of either sign: with a tied matrix the last token would only be repeated otherwise.
                 parameter.copy_(noise - 1.0)
             elif "norm" in name:
-                # Gemma stores what is added to one.
-                parameter.copy_(0.2 * noise if "Gemma" in type(model).__name__ else 1.0 + 0.2 * noise)
+                # Gemma stores what is added to one, and so do the hybrids of Qwen but for the norm of a delta net.
+                hybrid = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5")) and not name.endswith("linear_attn.norm.weight")
+                parameter.copy_(0.2 * noise if "Gemma" in type(model).__name__ or hybrid else 1.0 + 0.2 * noise)
+            elif name.endswith("A_log"):
+                # States that last from two tokens to many.
+                parameter.copy_(noise - 1.5)
+            elif name.endswith("conv1d.weight"):
+                parameter.copy_(0.8 * noise)
             elif name.endswith("sinks"):
                 parameter.copy_(1.0 + noise)
             elif name.endswith("bias"):
@@ -320,7 +371,7 @@ def add_hidden(folder):
     tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith("hidden.")}
     config = json.loads((folder / "config.json").read_text())
     nested, dtype = "text_config" in config, getattr(torch, config.get("dtype") or config["torch_dtype"])
-    kind = Gemma3ForConditionalGeneration if nested else AutoModelForCausalLM
+    kind = getattr(transformers, config["architectures"][0]) if nested else AutoModelForCausalLM
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for module in model.modules():
@@ -338,9 +389,9 @@ def add_hidden(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["--hidden"]:
-        for folder in sorted(ROOT.iterdir()):
-            add_hidden(folder)
+    if sys.argv[1:2] == ["--hidden"]:
+        for name in sys.argv[2:] or sorted(folder.name for folder in ROOT.iterdir()):
+            add_hidden(ROOT / name)
         sys.exit()
     for family in sys.argv[1:] or FAMILIES:
         make(family)

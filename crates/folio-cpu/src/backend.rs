@@ -272,7 +272,9 @@ impl Backend for CpuBackend {
             self.caches.push(KvCache::new(group.clone(), blocks).map_err(device)?);
         }
         self.pools = PoolSize::of(layout, blocks);
-        self.tables = BlockTables::new(&self.pools, model.shape.max_position);
+        // Rows that may be taken back leave states of their own.
+        let tentative = if self.pools.iter().any(|pool| pool.is_state) { model.max_rows } else { 0 };
+        self.tables = BlockTables::new(&self.pools, model.shape.max_position).with_tentative(tentative);
         self.written = Written::new(blocks);
         Ok(())
     }

@@ -15,6 +15,8 @@
 //!   16 times `{even, odd token}`, with dim `i` in the low nibble of byte `i` and dim `i + 16` in the high one; what is left of the
 //!   dims, if anything, is cut in half in the same way. No byte has two tokens, which may be written at the same time.
 //!
+//! A block of states has them layer after layer, in f32 as [`StatePlace`] lays them out.
+//!
 //! Invariant: nothing a reader computes depends on a position it does not attend to. Blocks are zeroed when the cache is
 //! made and not when they are reused, so readers mask by position, never by value.
 
@@ -24,6 +26,7 @@ use std::sync::Arc;
 
 use folio_model::backend::{BlockCopy, BlockMemory, KvFormat, KvGroup};
 use folio_model::kv_format::{SCALE_BYTES, SCALED_HEAD_DIM_MAX};
+use folio_model::program::StatePlace;
 use half::{bf16, f16};
 
 use crate::error::CpuError;
@@ -93,7 +96,10 @@ impl KvCache {
         let mut block_bytes = 0;
         let starts = group.formats.iter().map(|format| {
             let start = block_bytes;
-            block_bytes += 2 * group.kv_heads * group.block_tokens * format.bytes_per_head(group.head_dim);
+            block_bytes += match group.state_values() {
+                Some(values) => values * size_of::<f32>(),
+                None => 2 * group.kv_heads * group.block_tokens * format.bytes_per_head(group.head_dim),
+            };
             start
         });
         let layers = starts.collect();
@@ -116,6 +122,13 @@ impl KvCache {
     #[inline(always)]
     pub(crate) fn plane_bytes(&self, layer: u32) -> usize {
         self.group.block_tokens * self.code_bytes(layer)
+    }
+
+    /// Start of a part of a layer's state.
+    pub(crate) fn state(&self, block: u32, place: StatePlace) -> *mut f32 {
+        debug_assert!((block as usize) < self.blocks && self.group.state_values() > Some(place.offset));
+        let layer = block as usize * self.block_bytes + self.layers[place.layer as usize];
+        self.memory.ptr().wrapping_add(layer).cast::<f32>().wrapping_add(place.offset)
     }
 
     /// Start of the page: K, V [`Self::plane_bytes`] further, and as much further the scales.
@@ -194,11 +207,17 @@ impl KvCache {
         }
     }
 
-    /// Copies the first `copy.tokens` positions of every page of one layer, scales too.
+    /// Copies the first `copy.tokens` positions of every page of one layer, scales too; or its state.
     ///
     /// # Safety
     /// Blocks are in range and differ, and nobody else touches this layer of block `to`.
     pub(crate) unsafe fn copy_layer(&self, copy: BlockCopy, layer: u32) {
+        if let Some(values) = self.group.state_values() {
+            let place = StatePlace { group: copy.group, layer, offset: 0 };
+            let (from, to) = (self.state(copy.from, place), self.state(copy.to, place));
+            // SAFETY: both are of `values` values, in different blocks; nobody else touches the latter.
+            return unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, values) };
+        }
         let (format, bytes) = (self.format(layer), self.code_bytes(layer));
         let (tokens, plane) = (copy.tokens as usize, self.plane_bytes(layer));
         let whole = tokens / GROUP * GROUP;

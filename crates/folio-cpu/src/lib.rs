@@ -26,6 +26,7 @@ pub mod packed_file;
 mod plain;
 mod pool;
 mod quant;
+mod recurrent;
 mod rows;
 mod simd;
 mod stages;

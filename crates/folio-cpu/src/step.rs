@@ -187,6 +187,17 @@ impl Step<'_> {
                     to.copy_from_slice(&self.batch.features[row * out.width..][..out.width]);
                 }
             }
+            Op::Convolve { x, spec } => {
+                self.convolve(worker, self.buf(x), &self.program.convolutions[spec]);
+            }
+            Op::DeltaRule { qkv, gates, spec, out } => {
+                let rows = [qkv, gates, out].map(|buf| self.buf(buf));
+                self.delta_rule(worker, rows, &self.program.delta[spec], &claims[0]);
+            }
+            Op::GatedRmsNorm { x, gate, weight, eps } => {
+                self.gated_rms_norm(worker, self.buf(x), self.buf(gate), weight, eps);
+            }
+            Op::SigmoidGate { x, gate } => self.sigmoid_gate(worker, self.buf(x), self.buf(gate)),
             Op::Scale { x, by } => {
                 let x = self.buf(x);
                 for row in worker.share(self.rows(), 1) {

@@ -42,6 +42,9 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             }
             Op::GatedLinear { x, weight, .. } => read(x, floats(weight)),
             Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => read(qkv, true),
+            // Refused.
+            Op::Convolve { .. } | Op::DeltaRule { .. } | Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. } => {
+            }
             Op::Experts { x, logits, spec, out, .. } => {
                 read(x, floats(program.experts[spec].gate_up));
                 read(logits, true);
@@ -54,8 +57,18 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
     needs
 }
 
-/// Why a program cannot be run: some operation reads bf16 of a buffer that is not written so.
+/// Why a program cannot be run: there are no kernels for some operation, or one reads bf16 of a buffer that is not written so.
 pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
+    let gated = |op: &&Op| matches!(op, Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. });
+    let unknown = match program.states().next() {
+        Some(_) => Some("layers that keep a state (gated delta nets)"),
+        None => program.body.iter().find(gated).map(|_| "gated attention and shared experts"),
+    };
+    if let Some(what) = unknown {
+        return Some(format!(
+            "{what} are computed on the CPU only: the CUDA backend has no kernels for them"
+        ));
+    }
     let only_floats = |op: &&Op| {
         matches!(
             op,

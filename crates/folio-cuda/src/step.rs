@@ -188,8 +188,8 @@ mod tests {
         device: DeviceTables,
     }
 
-    const POOLS: [PoolSize; 2] =
-        [PoolSize { blocks: 100, block_tokens: 8 }, PoolSize { blocks: 100, block_tokens: 16 }];
+    const SMALL: PoolSize = PoolSize { blocks: 100, block_tokens: 8, is_state: false };
+    const POOLS: [PoolSize; 2] = [SMALL, PoolSize { block_tokens: 16, ..SMALL }];
 
     impl Kept {
         fn of(batch: &Batch) -> Self {

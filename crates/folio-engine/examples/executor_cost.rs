@@ -126,7 +126,7 @@ fn measure(sequences: u32, context: u32) {
         CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
         Box::new(LruLeafFirst::new()),
     );
-    let pools = vec![PoolSize { blocks: blocks as usize, block_tokens: 16 }];
+    let pools = vec![PoolSize { blocks: blocks as usize, block_tokens: 16, is_state: false }];
     let written = Written::new(&[blocks as usize]);
     let checks = Checks { tables: BlockTables::new(&pools, 1 << 14), pools, written, rows: 0 };
     let mut executor = ModelExecutor::new(Box::new(checks), 32_000, ROWS, ROWS);

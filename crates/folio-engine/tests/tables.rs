@@ -78,7 +78,7 @@ impl Backend for Keeper {
 
 /// With two cache groups of so many blocks.
 fn executor(blocks: usize, rows: usize) -> (ModelExecutor, Arc<Mutex<Seen>>) {
-    let pools = vec![PoolSize { blocks, block_tokens: BLOCK }; 2];
+    let pools = vec![PoolSize { blocks, block_tokens: BLOCK, is_state: false }; 2];
     let tables = BlockTables::new(&pools, 1000);
     let seen = Arc::new(Mutex::new(Seen { tables, ..Seen::default() }));
     let keeper = Keeper { seen: seen.clone(), pools, logits: Vec::new() };

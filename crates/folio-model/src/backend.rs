@@ -63,9 +63,9 @@ pub enum GroupKind {
     Window { tokens: u32 },
     /// One compressed vector per token instead of K and V per head (MLA). Named so that it fits; no backend holds it yet.
     Latent { rank: u32, rope_dim: u32 },
-    /// A recurrent layer's state, kept at every `every`-th position (a snapshot takes `bytes`). Named so that it fits; no
-    /// backend holds it yet.
-    Snapshot { bytes: u64, every: u32 },
+    /// What recurrent layers keep of all positions so far: `values` numbers in f32 per layer ([`crate::program::StatePlace`] says where
+    /// in it). A block holds the state behind the last of its positions that was computed.
+    State { values: usize },
 }
 
 impl GroupKind {
@@ -74,7 +74,7 @@ impl GroupKind {
         match self {
             GroupKind::Full => true,
             GroupKind::Window { tokens } => window.is_some_and(|window| window <= tokens),
-            GroupKind::Latent { .. } | GroupKind::Snapshot { .. } => false,
+            GroupKind::Latent { .. } | GroupKind::State { .. } => false,
         }
     }
 }
@@ -87,7 +87,7 @@ pub struct KvGroup {
     pub block_tokens: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// One per layer of the group.
+    /// One per layer of the group; f32 of each that keeps a state, which has no heads.
     pub formats: Vec<KvFormat>,
 }
 
@@ -96,14 +96,28 @@ impl KvGroup {
         self.formats.len()
     }
 
-    /// Bytes of K and V of one token over all layers of the group.
+    /// Values of the state of a layer, where that is what the group holds.
+    pub fn state_values(&self) -> Option<usize> {
+        match self.kind {
+            GroupKind::State { values } => Some(values),
+            _ => None,
+        }
+    }
+
+    /// Bytes of K and V of one token over all layers of the group; of a state, which does not grow, none.
     pub fn bytes_per_token(&self) -> usize {
         let head = |format: &KvFormat| format.bytes_per_head(self.head_dim);
-        2 * self.kv_heads * self.formats.iter().map(head).sum::<usize>()
+        match self.state_values() {
+            Some(_) => 0,
+            None => 2 * self.kv_heads * self.formats.iter().map(head).sum::<usize>(),
+        }
     }
 
     pub fn bytes_per_block(&self) -> usize {
-        self.bytes_per_token() * self.block_tokens
+        match self.state_values() {
+            Some(values) => self.layers() * values * size_of::<f32>(),
+            None => self.bytes_per_token() * self.block_tokens,
+        }
     }
 }
 
@@ -158,6 +172,16 @@ pub struct Span {
     pub tentative_from: u32,
 }
 
+impl Span {
+    /// Entry of the block table of a state group, in blocks of `block_tokens`, of the block that holds the state behind `position`.
+    pub fn state_entry(&self, position: u32, block_tokens: u32) -> u32 {
+        match position.checked_sub(self.tentative_from) {
+            Some(row) => self.tentative_from.div_ceil(block_tokens) + row,
+            None => position / block_tokens,
+        }
+    }
+}
+
 /// What changed in the block table of a slot and cache group: `blocks_len` entries from entry `start` on are those of
 /// [`Batch::blocks`] from `blocks_start` on, and the table has `len` entries afterwards. Other entries stay as they were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +207,8 @@ impl TableEdit {
     }
 }
 
-/// `tokens` first positions of block `from` of a cache group are copied to its block `to` before the step (copy-on-write).
+/// `tokens` first positions of block `from` of a cache group are copied to its block `to` before the step (copy-on-write). A state is
+/// copied as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     pub group: u32,

@@ -3,8 +3,10 @@
 //! Kernels work on raw pointers and check nothing; everything they assume is established here. Must never: be used by the
 //! reference backend, which judges those that use it. Cost: once per program, and O(rows + changed entries) per step.
 
-use crate::backend::{BackendError, Batch, DType, GroupKind, KvLayout, PLACEHOLDER, TensorView};
-use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
+use crate::backend::{
+    BackendError, Batch, DType, GroupKind, KvGroup, KvLayout, PLACEHOLDER, Span, TensorView,
+};
+use crate::program::{AttentionSpec, Buf, DeltaSpec, ExpertsSpec, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
 use crate::tables::BlockTables;
 
@@ -131,6 +133,30 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 same("the output's width", self.width(out)?, spec.heads * spec.head_dim)
             }
             Op::Experts { x, logits, spec, out, .. } => self.experts(x, logits, spec, out),
+            Op::Convolve { x, spec } => {
+                let spec = self.program.convolutions.get(spec);
+                let spec = spec.ok_or_else(|| "the convolution does not exist".to_owned())?;
+                same("the input's width", self.width(x)?, spec.channels)?;
+                if spec.taps < 2 {
+                    return Err(format!("a convolution of {} positions", spec.taps));
+                }
+                self.vector(spec.weight, spec.taps.saturating_mul(spec.channels))
+            }
+            Op::DeltaRule { qkv, gates, spec, out } => self.delta(qkv, gates, spec, out),
+            Op::GatedRmsNorm { x, gate, weight, .. } => {
+                let (width, head) = (self.width(x)?, self.loaded.vector(weight).unwrap_or(0));
+                if x == gate || head == 0 || !width.is_multiple_of(head) {
+                    return Err(format!("{width} values are no heads of {head}"));
+                }
+                same("the gate's width", self.width(gate)?, width)
+            }
+            Op::SigmoidGate { x, gate } => {
+                let (width, gates) = (self.width(x)?, self.width(gate)?);
+                if x == gate || !width.is_multiple_of(gates) {
+                    return Err(format!("{gates} gates for {width} values"));
+                }
+                Ok(())
+            }
             Op::Scale { x, .. } => self.width(x).map(|_| ()),
             Op::Input { out } => self.width(out).map(|_| ()),
             Op::Copy { x, out } => {
@@ -186,6 +212,23 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             return Err("input and output are one buffer".to_owned());
         }
         Ok(())
+    }
+
+    fn delta(&self, qkv: Buf, gates: Buf, spec: usize, out: Buf) -> Result<(), String> {
+        let spec = self.program.delta.get(spec).ok_or(format!("delta net {spec} does not exist"))?;
+        let &DeltaSpec { key_heads, value_heads, key_dim, value_dim, decay, step_bias, .. } = spec;
+        let sizes = [key_heads, value_heads, key_dim, value_dim];
+        if sizes.contains(&0) || !value_heads.is_multiple_of(key_heads) {
+            return Err(format!("{value_heads} value heads cannot share {key_heads} key heads"));
+        }
+        same("the qkv width", self.width(qkv)?, spec.qkv_width())?;
+        same("the gates' width", self.width(gates)?, 2 * value_heads)?;
+        same("the output's width", self.width(out)?, value_heads * value_dim)?;
+        if qkv == out || gates == out || qkv == gates {
+            return Err("input and output are one buffer".to_owned());
+        }
+        self.vector(decay, value_heads)?;
+        self.vector(step_bias, value_heads)
     }
 
     fn head(&self) -> Result<(), String> {
@@ -249,9 +292,11 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
             |reason: String| Err(shape_error(&format!("group {index} of the KV cache"), &shape, reason));
         match group.kind {
             GroupKind::Full | GroupKind::Window { tokens: 1.. } => {}
+            GroupKind::State { values: 1.. } if index > 0 => {}
             kind => return fail(format!("there is no cache of kind {kind:?}")),
         }
-        if shape[1..].contains(&0) || (index > 0 && shape[0] == 0) {
+        let heads = if group.state_values().is_some() { 3 } else { 1 };
+        if shape[heads..].contains(&0) || (index > 0 && shape[0] == 0) {
             return fail("a dimension is zero".to_owned());
         }
         if let Some(reason) = group.formats.iter().find_map(|format| format.refusal(group.head_dim)) {
@@ -280,6 +325,17 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
             return fail("the group releases what the layer still reads");
         }
     }
+    for (place, values) in program.states() {
+        let shape = [place.group as usize, place.layer as usize, place.offset, values];
+        let fail = |reason: &str| Err(shape_error("the state", &shape, reason));
+        let group = layout.groups.get(place.group as usize);
+        let Some((group, all)) = group.and_then(|group| Some((group, group.state_values()?))) else {
+            return fail("the model keeps states in a cache group that has none");
+        };
+        if place.layer as usize >= group.layers() || place.offset.saturating_add(values) > all {
+            return fail("the model keeps more than the cache group has room for");
+        }
+    }
     Ok(())
 }
 
@@ -288,13 +344,19 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
 pub struct PoolSize {
     pub blocks: usize,
     pub block_tokens: usize,
+    /// A block holds a state, not positions.
+    pub is_state: bool,
 }
 
 impl PoolSize {
     /// Pools of so many blocks.
     pub fn of(layout: &KvLayout, blocks: &[usize]) -> Vec<Self> {
         let pools = layout.groups.iter().zip(blocks);
-        pools.map(|(group, &blocks)| Self { blocks, block_tokens: group.block_tokens }).collect()
+        let size = |(group, &blocks): (&KvGroup, &usize)| {
+            let is_state = group.state_values().is_some();
+            Self { blocks, block_tokens: group.block_tokens, is_state }
+        };
+        pools.map(size).collect()
     }
 }
 
@@ -403,6 +465,49 @@ impl BatchCheck<'_> {
         self.spans(batch)
     }
 
+    /// The entries of a block table that a span writes are there, are blocks, and nobody else writes them. Of states, so is that which
+    /// it goes on from.
+    fn span(&mut self, i: usize, span: &Span, group: usize) -> Result<(), String> {
+        let (pool, table) = (self.pools[group], self.tables.table(span.slot, group));
+        let (tokens, first) = (pool.block_tokens as u32, span.first_position);
+        let end = first + span.rows;
+        let entry = |position: u32| match pool.is_state {
+            true => span.state_entry(position, tokens),
+            false => position / tokens,
+        };
+        let (start, last) = (entry(first), entry(end - 1));
+        if table.len() <= last as usize {
+            return Err(format!("the block table of span {i} covers less than {end} positions"));
+        }
+        let hole = |block: u32| block as usize >= pool.blocks;
+        if pool.is_state && first > 0 && hole(table[entry(first - 1) as usize]) {
+            return Err(format!("span {i} goes on from a hole of the block table of group {group}"));
+        }
+        let (stamps, step) = (&mut self.written.stamps[group], self.written.step);
+        let mut write = |entry: u32| {
+            let block = table[entry as usize];
+            let Some(stamp) = stamps.get_mut(block as usize) else {
+                return Err(format!("span {i} writes to a hole of the block table of group {group}"));
+            };
+            if *stamp == step {
+                return Err(format!("block {block} is written twice in one step"));
+            }
+            *stamp = step;
+            Ok(())
+        };
+        // Entries of rows that may be taken back do not follow those of the others.
+        match pool.is_state && end > span.tentative_from {
+            false => (start..=last).try_for_each(write),
+            true => {
+                let mut before = None;
+                (first..end).map(entry).try_for_each(|entry| match before.replace(entry) {
+                    Some(same) if same == entry => Ok(()),
+                    _ => write(entry),
+                })
+            }
+        }
+    }
+
     fn spans(&mut self, batch: &Batch) -> Result<(), String> {
         let mut next = 0usize;
         for (i, span) in batch.spans.iter().enumerate() {
@@ -414,21 +519,8 @@ impl BatchCheck<'_> {
             if end > self.max_position {
                 return Err(format!("span {i} ends at position {end}, the limit is {}", self.max_position));
             }
-            for (group, pool) in self.pools.iter().enumerate() {
-                let (table, tokens) = (self.tables.table(span.slot, group), pool.block_tokens);
-                if table.len() * tokens < end {
-                    return Err(format!("the block table of span {i} covers less than {end} positions"));
-                }
-                let first = span.first_position as usize / tokens;
-                for &block in &table[first..end.div_ceil(tokens)] {
-                    let Some(stamp) = self.written.stamps[group].get_mut(block as usize) else {
-                        return Err(format!("span {i} writes to a hole of the block table of group {group}"));
-                    };
-                    if *stamp == self.written.step {
-                        return Err(format!("block {block} is written twice in one step"));
-                    }
-                    *stamp = self.written.step;
-                }
+            for group in 0..self.pools.len() {
+                self.span(i, span, group)?;
             }
         }
         if next != batch.tokens.len() {

@@ -13,7 +13,7 @@ use crate::error::{ModelError, Result};
 use crate::family::{
     Bias, FAMILIES, Family, Gate, KvHeadsDefault, Mixture, Softcaps, Window, supported_list,
 };
-use crate::program::{Activation, Routing};
+use crate::program::{Activation, ConvolutionSpec, DeltaSpec, Routing};
 use crate::rope::{RopeConfig, RopePart};
 
 const WIDTH_MAX: usize = 1 << 20;
@@ -26,6 +26,10 @@ const EXPERTS_OF_ALL_LAYERS_MAX: usize = 1 << 17;
 /// Of the matrices of all experts.
 const ROWS_MAX: usize = 1 << 26;
 const POSITION_MAX: usize = 1 << 28;
+/// Positions that a convolution sees.
+const TAPS_MAX: usize = 16;
+/// Values of the states of all heads of a layer; those of Qwen3.5-27B have 786,432.
+const STATE_MAX: usize = 1 << 26;
 
 /// The decoder of one checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +50,8 @@ pub struct Config {
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub mlp_bias: bool,
+    /// One entry per layer.
+    pub mixers: Vec<Mixer>,
     /// One entry per layer: whether q and k are rotated.
     pub rotated: Vec<bool>,
     pub rope: RopeConfig,
@@ -70,6 +76,38 @@ pub struct Config {
     pub quantization: Option<Quantization>,
 }
 
+/// What mixes the positions of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    Attention,
+    Delta(DeltaNet),
+}
+
+/// Sizes of a gated delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNet {
+    pub key_heads: usize,
+    /// A multiple of `key_heads`.
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Positions that its convolution sees.
+    pub taps: usize,
+}
+
+impl DeltaNet {
+    /// Width of q, k and v side by side.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Values of its state: of the convolution, and behind that of the heads.
+    pub fn state_values(&self) -> usize {
+        let head = DeltaSpec::head_values(self.key_dim, self.value_dim);
+        ConvolutionSpec::state_values(self.channels(), self.taps) + self.value_heads * head
+    }
+}
+
 /// The mixture of experts in every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
@@ -77,6 +115,8 @@ pub struct Experts {
     /// How many speak for a token.
     pub chosen: usize,
     pub routing: Routing,
+    /// Width of an expert that speaks for every token.
+    pub shared: Option<usize>,
 }
 
 impl Config {
@@ -94,7 +134,7 @@ impl Config {
             Some(name) => decoder_fields(fields, name)?,
             None => fields,
         };
-        refuse_unsupported(fields)?;
+        refuse_unsupported(fields, family)?;
 
         let heads = or_default(fields, "num_attention_heads", WIDTH_MAX, family.heads)?;
         let hidden = fields.size("hidden_size", WIDTH_MAX)?;
@@ -109,6 +149,7 @@ impl Config {
             Bias::Config(name) => Ok::<_, ModelError>(fields.flag(name)?.unwrap_or(false)),
         };
         let rotated = rotated_layers(fields, family, layers)?;
+        let types = layer_types(fields, family, layers)?;
         let query_scalar = match family.query_scalar {
             Some(default) => fields.positive_opt("query_pre_attn_scalar")?.unwrap_or(default),
             None => head_dim as f64,
@@ -143,7 +184,8 @@ impl Config {
             qkv_bias: bias(family.qkv_bias)?,
             o_bias: bias(family.o_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
-            windows: windows(fields, family, layers, &rotated)?,
+            windows: windows(fields, family, types.as_deref(), &rotated)?,
+            mixers: mixers(fields, family, types.as_deref(), layers)?,
             attention_scale: query_scalar.powf(-0.5),
             attention_softcap: softcap("attn_logit_softcapping", |softcaps| softcaps.attention)?,
             logit_softcap: softcap("final_logit_softcapping", |softcaps| softcaps.logits)?,
@@ -214,7 +256,11 @@ fn unsupported(fields: Fields<'_>, what: String, supported: &str) -> ModelError 
     ModelError::Unsupported { file: fields.file().to_owned(), what, supported }
 }
 
-fn refuse_unsupported(fields: Fields<'_>) -> Result<()> {
+fn refuse_unsupported(fields: Fields<'_>, family: &Family) -> Result<()> {
+    if family.output_gate && fields.flag("attn_output_gate")? == Some(false) {
+        let what = "attention without a gate of its output (field `attn_output_gate`)".to_owned();
+        return Err(unsupported(fields, what, "gated attention"));
+    }
     match fields.flag("use_bidirectional_attention")? {
         Some(true) => {
             let what = "attention to later tokens (field `use_bidirectional_attention`)".to_owned();
@@ -253,10 +299,11 @@ fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) 
         return Err(unsupported(fields, what, "a mixture of experts in every layer"));
     }
     let routing = match mixture.normalized {
-        Some(field) if !fields.flag(field)?.unwrap_or(false) => Routing::AmongAll,
+        Some((field, absent)) if !fields.flag(field)?.unwrap_or(absent) => Routing::AmongAll,
         _ => Routing::AmongChosen,
     };
-    Ok(Experts { count, chosen, routing })
+    let shared = mixture.shared.map(|field| fields.size(field, WIDTH_MAX)).transpose()?;
+    Ok(Experts { count, chosen, routing, shared })
 }
 
 fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
@@ -339,13 +386,64 @@ fn rotated_layers(fields: Fields<'_>, family: &Family, layers: usize) -> Result<
     Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect())
 }
 
+/// The mixer of each layer.
+fn mixers(
+    fields: Fields<'_>,
+    family: &Family,
+    types: Option<&[LayerType]>,
+    layers: usize,
+) -> Result<Vec<Mixer>> {
+    if family.delta.is_none() {
+        return Ok(vec![Mixer::Attention; layers]);
+    }
+    let net = delta_net(fields)?;
+    let every = fields.size_opt("full_attention_interval", LAYERS_MAX)?.unwrap_or(4);
+    let has_net = |layer: usize| match types {
+        Some(types) => types[layer] == LayerType::Linear,
+        None => !(layer + 1).is_multiple_of(every),
+    };
+    Ok((0..layers).map(|layer| if has_net(layer) { Mixer::Delta(net) } else { Mixer::Attention }).collect())
+}
+
+fn delta_net(fields: Fields<'_>) -> Result<DeltaNet> {
+    let size = |name, max, absent| Ok::<_, ModelError>(fields.size_opt(name, max)?.unwrap_or(absent));
+    let net = DeltaNet {
+        key_heads: size("linear_num_key_heads", WIDTH_MAX, 16)?,
+        value_heads: size("linear_num_value_heads", WIDTH_MAX, 32)?,
+        key_dim: size("linear_key_head_dim", WIDTH_MAX, 128)?,
+        value_dim: size("linear_value_head_dim", WIDTH_MAX, 128)?,
+        taps: size("linear_conv_kernel_dim", TAPS_MAX, 4)?,
+    };
+    let DeltaNet { key_heads, value_heads, key_dim, value_dim, taps } = net;
+    if !value_heads.is_multiple_of(key_heads) {
+        let problem = format!("is {value_heads}, not a multiple of linear_num_key_heads = {key_heads}");
+        return Err(fields.problem("linear_num_value_heads", problem));
+    }
+    if taps < 2 {
+        return Err(fields.problem("linear_conv_kernel_dim", format!("is {taps}, expected 2 to {TAPS_MAX}")));
+    }
+    if key_heads * key_dim > WIDTH_MAX || value_heads * value_dim > WIDTH_MAX {
+        return Err(
+            fields.problem("linear_value_head_dim", format!("and heads give more than {WIDTH_MAX} channels"))
+        );
+    }
+    if value_heads * value_dim * key_dim > STATE_MAX {
+        let problem = format!(
+            "is {value_dim}, with {value_heads} heads and linear_key_head_dim = {key_dim}: a state of more than {STATE_MAX} values"
+        );
+        return Err(fields.problem("linear_value_head_dim", problem));
+    }
+    Ok(net)
+}
+
 /// The window of each layer.
 fn windows(
     fields: Fields<'_>,
     family: &Family,
-    layers: usize,
+    types: Option<&[LayerType]>,
     rotated: &[bool],
 ) -> Result<Vec<Option<usize>>> {
+    let layers = rotated.len();
     let stated = fields.size_opt("sliding_window", POSITION_MAX)?;
     let window = match family.window {
         Window::Never => None,
@@ -357,8 +455,8 @@ fn windows(
             stated.or(Some(4096)).filter(|_| on)
         }
     };
-    let sliding: Vec<bool> = match (layer_types(fields, layers)?, family.window) {
-        (Some(types), _) => types,
+    let sliding: Vec<bool> = match (types, family.window) {
+        (Some(types), _) => types.iter().map(|kind| *kind == LayerType::Sliding).collect(),
         // Not the other way round: it is the layers without a rotation that have the window.
         (None, Window::Switched) if family.nope_layers => rotated.iter().map(|rotated| !rotated).collect(),
         (None, Window::Switched) => {
@@ -385,19 +483,31 @@ fn windows(
     }
 }
 
-/// For each layer, whether `layer_types` calls it sliding.
-fn layer_types(fields: Fields<'_>, layers: usize) -> Result<Option<Vec<bool>>> {
+/// What `layer_types` calls a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LayerType {
+    Full,
+    Sliding,
+    Linear,
+}
+
+fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Option<Vec<LayerType>>> {
     let Some(list) = fields.list("layer_types")? else { return Ok(None) };
     let mut types = Vec::with_capacity(list.len().min(layers));
     for value in list {
-        match value.as_str() {
-            Some("full_attention") => types.push(false),
-            Some("sliding_attention") => types.push(true),
+        types.push(match value.as_str() {
+            Some("full_attention") => LayerType::Full,
+            Some("sliding_attention") => LayerType::Sliding,
+            Some("linear_attention") if family.delta.is_some() => LayerType::Linear,
             _ => {
                 let what = format!("layer type {value} (field `layer_types`)");
-                return Err(unsupported(fields, what, "full_attention, sliding_attention"));
+                let supported = match family.delta {
+                    None => "full_attention, sliding_attention",
+                    Some(_) => "full_attention, linear_attention",
+                };
+                return Err(unsupported(fields, what, supported));
             }
-        }
+        });
     }
     if types.len() != layers {
         return Err(fields.problem("layer_types", format!("names {} layers, expected {layers}", types.len())));

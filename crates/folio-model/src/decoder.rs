@@ -1,70 +1,21 @@
-//! The one decoder: which tensors it needs, and the [`Program`] it becomes.
+//! The one decoder: the [`Program`] that weights become, and the cache it needs.
 //!
-//! Owns: tensor names and shapes, and the order of operations. Must never: read a weight, or ask which family it is
-//! building; what differs is in [`Config`]. The same [`Weights`] tree exists twice: over tensor names (what to load) and
-//! over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten, or used and never loaded.
+//! Owns: the order of operations, and which layer keeps what in which cache group. Must never: read a weight, or ask which family it is
+//! building; what differs is in [`Config`].
 
-use crate::backend::{DType, GroupKind, KvGroup, KvLayout};
-use crate::config::{Config, Experts};
-use crate::family::{ExpertTensors, Fusion};
+use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
+use crate::config::{Config, DeltaNet, Experts, Mixer};
 use crate::kv_format::KvFormats;
-use crate::program::{AttentionSpec, Buf, ExpertsSpec, Head, MatrixId, Op, Program, RopeId, VectorId};
+use crate::program::{
+    AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, MatrixId, Op, Program, RopeId,
+    StatePlace, VectorId,
+};
 use crate::quant::Encoding;
+use crate::weights::{Attention, Delta, FeedForward, MixerWeights, Weights};
 
 /// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
 /// the same checkpoint would give others.
 pub const NUMERICS: u32 = 1;
-
-/// One tensor of the checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    pub name: String,
-    pub shape: Vec<usize>,
-}
-
-/// Tensors stacked along rows into one matrix or vector of the program.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WeightSpec {
-    /// For errors and progress: "layers.3.qkv".
-    pub label: String,
-    pub parts: Vec<TensorSpec>,
-    /// Added to every value of a vector: 1 where norms are stored as what is added to one.
-    pub offset: f32,
-}
-
-/// All weights of a decoder; `M` stands for a matrix, `V` for a vector.
-#[derive(Clone, Debug)]
-pub struct Weights<M, V> {
-    pub embed: M,
-    pub layers: Vec<Layer<M, V>>,
-    pub norm: V,
-    /// Absent when tied to `embed`.
-    pub head: Option<M>,
-}
-
-#[derive(Clone, Debug)]
-pub struct Layer<M, V> {
-    pub attention_norm: V,
-    pub qkv: M,
-    pub qkv_bias: Option<V>,
-    pub q_norm: Option<V>,
-    pub k_norm: Option<V>,
-    pub sinks: Option<V>,
-    pub o: M,
-    pub o_bias: Option<V>,
-    /// Of what attention adds to the residual stream.
-    pub attention_post_norm: Option<V>,
-    pub mlp_norm: V,
-    /// Of a mixture of experts; the other matrices and vectors of the feed-forward part are those of all experts then.
-    pub router: Option<M>,
-    pub router_bias: Option<V>,
-    pub gate_up: M,
-    pub gate_up_bias: Option<V>,
-    pub down: M,
-    pub down_bias: Option<V>,
-    /// Of what the feed-forward part adds.
-    pub mlp_post_norm: Option<V>,
-}
 
 /// What a decoder gives a drafter of each row: the sum of one product for each layer that is tapped.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,199 +35,17 @@ pub struct Tap {
     pub matrix: MatrixId,
 }
 
-/// What a checkpoint of this configuration must hold.
-pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
-    let (hidden, vocab) = (config.hidden, config.vocab);
-    Weights {
-        embed: single("embed_tokens", "model.embed_tokens.weight".to_owned(), &[vocab, hidden]),
-        layers: (0..config.layers).map(|layer| layer_specs(config, layer)).collect(),
-        norm: WeightSpec {
-            offset: config.norm_offset,
-            ..single("norm", "model.norm.weight".to_owned(), &[hidden])
-        },
-        head: (!config.tied).then(|| single("lm_head", "lm_head.weight".to_owned(), &[vocab, hidden])),
-    }
-}
-
-fn single(label: &str, name: String, shape: &[usize]) -> WeightSpec {
-    let parts = vec![TensorSpec { name, shape: shape.to_vec() }];
-    WeightSpec { label: label.to_owned(), parts, offset: 0.0 }
-}
-
-/// The part of a layer that holds the experts of a mixture.
-const EXPERTS: &str = "mlp.experts";
-
-fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
-    let prefix = format!("model.layers.{layer}");
-    let (hidden, inner) = (config.hidden, config.intermediate);
-    let (q, kv) = (config.q_width(), config.kv_width());
-    let count = config.experts.map_or(1, |experts| experts.count);
-    let each = config.family.mixture.is_some_and(|mixture| mixture.stored == ExpertTensors::Each);
-    // Either the named projections, one tensor each, or a single tensor that holds them all.
-    let stacked = |label: &str, block: &str, split: &[(&str, usize)], fused: &str, cols: Option<usize>| {
-        let suffix = if cols.is_some() { "weight" } else { "bias" };
-        let spec = |name: &str, rows: usize| TensorSpec {
-            name: format!("{prefix}.{block}.{name}.{suffix}"),
-            shape: std::iter::once(rows).chain(cols).collect(),
-        };
-        let parts = match config.family.fusion {
-            Fusion::Split if block == EXPERTS && each => {
-                let experts = |(name, rows): &(&str, usize)| {
-                    let (name, rows) = (name.to_string(), rows / count);
-                    (0..count).map(move |expert| (format!("{expert}.{name}"), rows))
-                };
-                split.iter().flat_map(experts).map(|(name, rows)| spec(&name, rows)).collect()
-            }
-            Fusion::Split => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
-            Fusion::Fused => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
-        };
-        WeightSpec { label: format!("layers.{layer}.{label}"), parts, offset: 0.0 }
-    };
-    let one = |label: &str, name: &str, shape: &[usize]| {
-        single(&format!("layers.{layer}.{label}"), format!("{prefix}.{name}"), shape)
-    };
-    let router = config.family.mixture.map(|mixture| mixture.router);
-    let router_spec = |suffix: &str, shape: &[usize]| {
-        router.map(|router| one(&format!("router_{suffix}"), &format!("{router}.{suffix}"), shape))
-    };
-    let qkv_parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
-    let mlp_parts = [("gate_proj", count * inner), ("up_proj", count * inner)];
-    let qkv = |label, cols| stacked(label, "self_attn", &qkv_parts, "qkv_proj", cols);
-    let mlp = if router.is_some() { EXPERTS } else { "mlp" };
-    let gate_up = |label, cols| stacked(label, mlp, &mlp_parts, "gate_up_proj", cols);
-    let down = |label, cols| stacked(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
-    let norm = |name: &str, path: &str, width: usize| WeightSpec {
-        offset: config.norm_offset,
-        ..one(name, &format!("{path}{name}.weight"), &[width])
-    };
-    let head_norm = |name: &str| config.family.qk_norm.then(|| norm(name, "self_attn.", config.head_dim));
-    // With a norm behind each block, the one that others have before the second is behind the first.
-    let post = config.family.post_norms;
-    let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-    Layer {
-        attention_norm: norm("input_layernorm", "", hidden),
-        qkv: qkv("qkv", Some(hidden)),
-        qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
-        q_norm: head_norm("q_norm"),
-        k_norm: head_norm("k_norm"),
-        sinks: config.family.sinks.then(|| one("sinks", "self_attn.sinks", &[config.heads])),
-        o: one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
-        o_bias: config.o_bias.then(|| one("o_bias", "self_attn.o_proj.bias", &[hidden])),
-        attention_post_norm: post.then(|| norm("post_attention_layernorm", "", hidden)),
-        mlp_norm: norm(mlp_norm, "", hidden),
-        router: router_spec("weight", &[count, hidden]),
-        router_bias: router_spec("bias", &[count]).filter(|_| config.mlp_bias),
-        gate_up: gate_up("gate_up", Some(hidden)),
-        gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
-        down: down("down_proj", Some(inner)),
-        down_bias: config.mlp_bias.then(|| down("down_bias", None)),
-        mlp_post_norm: post.then(|| norm("post_feedforward_layernorm", "", hidden)),
-    }
-}
-
-impl Weights<WeightSpec, WeightSpec> {
-    /// Every matrix and vector, in the order in which it is loaded.
-    pub fn iter(&self) -> impl Iterator<Item = &WeightSpec> {
-        let layers = self.layers.iter().flat_map(|layer| {
-            let Layer {
-                attention_norm,
-                qkv,
-                qkv_bias,
-                q_norm,
-                k_norm,
-                sinks,
-                o,
-                o_bias,
-                attention_post_norm,
-                mlp_norm,
-                router,
-                router_bias,
-                gate_up,
-                gate_up_bias,
-                down,
-                down_bias,
-                mlp_post_norm,
-            } = layer;
-            [
-                Some(attention_norm),
-                Some(qkv),
-                qkv_bias.as_ref(),
-                q_norm.as_ref(),
-                k_norm.as_ref(),
-                sinks.as_ref(),
-                Some(o),
-                o_bias.as_ref(),
-                attention_post_norm.as_ref(),
-                Some(mlp_norm),
-                router.as_ref(),
-                router_bias.as_ref(),
-                Some(gate_up),
-                gate_up_bias.as_ref(),
-                Some(down),
-                down_bias.as_ref(),
-                mlp_post_norm.as_ref(),
-            ]
-            .into_iter()
-            .flatten()
-        });
-        std::iter::once(&self.embed).chain(layers).chain([&self.norm]).chain(&self.head)
-    }
-
-    /// The same tree over what `matrix` and `vector` make of each, called in the order of [`Weights::iter`].
-    pub fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Weights<MatrixId, VectorId>, E> {
-        let embed = load.matrix(&self.embed)?;
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
-            layers.push(layer.try_map(load)?);
-        }
-        let norm = load.vector(&self.norm)?;
-        let head = self.head.as_ref().map(|head| load.matrix(head)).transpose()?;
-        Ok(Weights { embed, layers, norm, head })
-    }
-}
-
-/// Turns specifications into loaded weights.
-pub trait Load<E> {
-    fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId, E>;
-    fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId, E>;
-}
-
-impl Layer<WeightSpec, WeightSpec> {
-    fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
-        Ok(Layer {
-            attention_norm: load.vector(&self.attention_norm)?,
-            qkv: load.matrix(&self.qkv)?,
-            qkv_bias: self.qkv_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            q_norm: self.q_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            k_norm: self.k_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            sinks: self.sinks.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            o: load.matrix(&self.o)?,
-            o_bias: self.o_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            attention_post_norm: self
-                .attention_post_norm
-                .as_ref()
-                .map(|spec| load.vector(spec))
-                .transpose()?,
-            mlp_norm: load.vector(&self.mlp_norm)?,
-            router: self.router.as_ref().map(|spec| load.matrix(spec)).transpose()?,
-            router_bias: self.router_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            gate_up: load.matrix(&self.gate_up)?,
-            gate_up_bias: self.gate_up_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            down: load.matrix(&self.down)?,
-            down_bias: self.down_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-        })
-    }
-}
-
-/// Which cache group each layer stores its K and V in, and the kinds of the groups, for sequences of at most
-/// `max_model_len` tokens: layers without a window, then a group for each size of window. A window that holds the longest
-/// sequence is none.
+/// Which cache group each layer stores what it keeps in, and the kinds of the groups, for sequences of at most
+/// `max_model_len` tokens: layers that attend to everything, then a group for each size of window and of state. A window that holds
+/// the longest sequence is none.
 fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<usize>) {
     let mut kinds = vec![GroupKind::Full];
     let groups = (0..config.layers).map(|layer| {
-        let Some(tokens) = window(config, layer, max_model_len) else { return 0 };
-        let kind = GroupKind::Window { tokens };
+        let kind = match (config.mixers[layer], window(config, layer, max_model_len)) {
+            (Mixer::Delta(net), _) => GroupKind::State { values: net.state_values() },
+            (Mixer::Attention, Some(tokens)) => GroupKind::Window { tokens },
+            (Mixer::Attention, None) => return 0,
+        };
         kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
             kinds.push(kind);
             kinds.len() - 1
@@ -290,6 +59,9 @@ fn window(config: &Config, layer: usize, max_model_len: usize) -> Option<u32> {
     config.windows[layer].filter(|window| *window < max_model_len).map(|window| window as u32)
 }
 
+/// Most tokens from one kept state to the next.
+const STATE_EVERY_MAX: usize = 1024;
+
 /// Geometry of the KV cache of this decoder, for sequences of at most `max_model_len` tokens. The error is a sentence, see
 /// [`KvFormats::of_layers`].
 pub fn kv_layout(
@@ -301,14 +73,31 @@ pub fn kv_layout(
     let (kinds, group_of) = cache_groups(config, max_model_len);
     let windowed: Vec<bool> = group_of.iter().map(|group| *group > 0).collect();
     let formats = formats.of_layers(config.head_dim, &windowed)?;
-    let group = |(index, kind): (usize, GroupKind)| KvGroup {
-        kind,
-        block_tokens,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        formats: (0..config.layers).filter(|layer| group_of[*layer] == index).map(|l| formats[l]).collect(),
+    let group = |(index, kind): (usize, GroupKind)| {
+        let layers = (0..config.layers).filter(|layer| group_of[*layer] == index);
+        let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
+        match kind {
+            GroupKind::State { .. } => {
+                let formats = layers.map(|_| KvFormat::F32).collect();
+                KvGroup { kind, block_tokens, kv_heads: 0, head_dim: 0, formats }
+            }
+            _ => {
+                let formats = layers.map(|layer| formats[layer]).collect();
+                KvGroup { kind, block_tokens, kv_heads, head_dim, formats }
+            }
+        }
     };
-    Ok(KvLayout { groups: kinds.into_iter().enumerate().map(group).collect() })
+    let mut layout = KvLayout { groups: kinds.into_iter().enumerate().map(group).collect() };
+    let of_token = layout.bytes_per_token().max(1);
+    for group in layout.groups.iter_mut().filter(|group| group.state_values().is_some()) {
+        // K and V of the tokens from one state to the next take at least a quarter of its bytes.
+        let (bytes, most) = (group.bytes_per_block(), STATE_EVERY_MAX.min(max_model_len));
+        let worth = |tokens: usize| 4 * tokens * of_token >= bytes || 2 * tokens > most;
+        while !worth(group.block_tokens) {
+            group.block_tokens *= 2;
+        }
+    }
+    Ok(layout)
 }
 
 /// A number of the type that most weights have, as which a model keeps it. Quantized models keep it as f32.
@@ -335,13 +124,7 @@ pub fn program(
         Buf(program.buffers.len() as u32 - 1)
     };
     let x = buffer(config.hidden);
-    let normed = buffer(config.hidden);
-    let qkv = buffer(config.qkv_width());
-    let attended = buffer(config.q_width());
-    // Of one feed-forward part, or of the router's logits.
-    let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
-    // Of the output of a block that has a norm behind it.
-    let branch = config.family.post_norms.then(|| buffer(config.hidden));
+    let buffers = Buffers::new(config, x, &mut buffer);
     let tapped = taps.map(|taps| (taps, [buffer(config.hidden), buffer(taps.width)]));
     program.ropes.push(config.rope.table(max_model_len));
     program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
@@ -352,53 +135,38 @@ pub fn program(
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
         tap(&mut program, index, x, tapped);
-        let group = groups[index];
-        program.attention.push(AttentionSpec {
-            group: group as u32,
-            layer: groups[..index].iter().filter(|before| **before == group).count() as u32,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            scale: config.attention_scale as f32,
-            softcap: config.attention_softcap,
-            window: window(config, index, max_model_len),
-            sinks: layer.sinks,
-            rope: config.rotated[index].then_some(match &config.local_rope {
-                Some(_) if config.windows[index].is_some() => RopeId(1),
-                _ => RopeId(0),
-            }),
-            q_norm: layer.q_norm,
-            k_norm: layer.k_norm,
-            norm_eps: eps,
-        });
-        program.body.extend([
-            Op::RmsNorm { x, weight: layer.attention_norm, eps, out: normed },
-            Op::Linear { x: normed, weight: layer.qkv, bias: layer.qkv_bias, out: qkv, add: false },
-            Op::WriteKv { qkv, spec: index },
-            Op::Attention { qkv, spec: index, out: attended },
-        ]);
+        let place = Place {
+            group: groups[index] as u32,
+            layer: groups[..index].iter().filter(|before| **before == groups[index]).count() as u32,
+        };
+        program.body.push(Op::RmsNorm { x, weight: layer.norm, eps, out: buffers.normed });
+        let (mixed, weight, bias) = match &layer.mixer {
+            MixerWeights::Attention(attention) => {
+                attend(config, index, attention, &mut program, &buffers, place, max_model_len);
+                (buffers.attended, attention.o, attention.o_bias)
+            }
+            MixerWeights::Delta(net, delta) => {
+                delta_net(net, eps, delta, &mut program, &buffers.delta, buffers.normed, place);
+                (buffers.delta.out, delta.o, None)
+            }
+        };
         add_block(
             &mut program,
-            branch.zip(layer.attention_post_norm),
+            buffers.branch.zip(layer.post_norm),
             eps,
-            |out, add| Op::Linear {
-                x: attended,
-                weight: layer.o,
-                bias: layer.o_bias,
-                out: out.unwrap_or(x),
-                add,
-            },
+            |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
             x,
         );
-        program.body.push(Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed });
-        let last = feed_forward(config, layer, &mut program, [normed, inner]);
+        program.body.push(Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: buffers.normed });
+        let last = feed_forward(config, &layer.feed_forward, &mut program, &buffers);
         add_block(
             &mut program,
-            branch.zip(layer.mlp_post_norm),
+            buffers.branch.zip(layer.mlp_post_norm),
             eps,
             |out, add| last(out.unwrap_or(x), add),
             x,
         );
+        shared_expert(config, &layer.feed_forward, &mut program, &buffers, x);
     }
     tap(&mut program, weights.layers.len(), x, tapped);
     program.head = Head {
@@ -426,14 +194,163 @@ fn tap(program: &mut Program, index: usize, x: Buf, tapped: Option<(&Taps, [Buf;
     }
 }
 
+/// Row buffers beside the residual stream.
+struct Buffers {
+    normed: Buf,
+    qkv: Buf,
+    attended: Buf,
+    /// Of an output gate.
+    gate: Buf,
+    delta: DeltaBuffers,
+    /// Of one feed-forward part, or of the router's logits.
+    inner: Buf,
+    shared: SharedBuffers,
+    /// Of the output of a block that has a norm behind it.
+    branch: Option<Buf>,
+}
+
+struct DeltaBuffers {
+    qkv: Buf,
+    gates: Buf,
+    z: Buf,
+    out: Buf,
+}
+
+struct SharedBuffers {
+    inner: Buf,
+    gate: Buf,
+}
+
+impl Buffers {
+    /// Those that no layer uses stand for `none`.
+    fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
+        let net = config.mixers.iter().find_map(|mixer| match mixer {
+            Mixer::Delta(net) => Some(*net),
+            Mixer::Attention => None,
+        });
+        let shared = config.experts.and_then(|experts| experts.shared);
+        let normed = buffer(config.hidden);
+        let qkv = buffer(config.qkv_width());
+        let attended = buffer(config.q_width());
+        let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
+        let branch = config.family.post_norms.then(|| buffer(config.hidden));
+        let mut some = |width: Option<usize>| width.map_or(none, &mut *buffer);
+        Self {
+            normed,
+            qkv,
+            attended,
+            gate: some(config.family.output_gate.then(|| config.q_width())),
+            delta: DeltaBuffers {
+                qkv: some(net.map(|net| net.channels())),
+                gates: some(net.map(|net| 2 * net.value_heads)),
+                z: some(net.map(|net| net.value_heads * net.value_dim)),
+                out: some(net.map(|net| net.value_heads * net.value_dim)),
+            },
+            inner,
+            shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
+            branch,
+        }
+    }
+}
+
+/// A layer in its cache group.
+#[derive(Clone, Copy)]
+struct Place {
+    group: u32,
+    layer: u32,
+}
+
+/// Attention, up to what its last projection reads.
+fn attend(
+    config: &Config,
+    index: usize,
+    weights: &Attention<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &Buffers,
+    place: Place,
+    max_model_len: usize,
+) {
+    let &Buffers { normed, qkv, attended, gate, .. } = buffers;
+    let spec = program.attention.len();
+    program.attention.push(AttentionSpec {
+        group: place.group,
+        layer: place.layer,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        scale: config.attention_scale as f32,
+        softcap: config.attention_softcap,
+        window: window(config, index, max_model_len),
+        sinks: weights.sinks,
+        rope: config.rotated[index].then_some(match &config.local_rope {
+            Some(_) if config.windows[index].is_some() => RopeId(1),
+            _ => RopeId(0),
+        }),
+        q_norm: weights.q_norm,
+        k_norm: weights.k_norm,
+        norm_eps: config.eps,
+    });
+    program.body.extend([
+        Op::Linear { x: normed, weight: weights.qkv, bias: weights.qkv_bias, out: qkv, add: false },
+        Op::WriteKv { qkv, spec },
+        Op::Attention { qkv, spec, out: attended },
+    ]);
+    if let Some(weight) = weights.gate {
+        program.body.extend([
+            Op::Linear { x: normed, weight, bias: None, out: gate, add: false },
+            Op::SigmoidGate { x: attended, gate },
+        ]);
+    }
+}
+
+/// A gated delta net, likewise.
+fn delta_net(
+    net: &DeltaNet,
+    eps: f32,
+    weights: &Delta<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &DeltaBuffers,
+    x: Buf,
+    place: Place,
+) {
+    let &DeltaBuffers { qkv, gates, z, out } = buffers;
+    let state = |offset| StatePlace { group: place.group, layer: place.layer, offset };
+    let (convolution, spec) = (program.convolutions.len(), program.delta.len());
+    program.convolutions.push(ConvolutionSpec {
+        state: state(0),
+        channels: net.channels(),
+        taps: net.taps,
+        weight: weights.taps,
+    });
+    program.delta.push(DeltaSpec {
+        state: state(ConvolutionSpec::state_values(net.channels(), net.taps)),
+        key_heads: net.key_heads,
+        value_heads: net.value_heads,
+        key_dim: net.key_dim,
+        value_dim: net.value_dim,
+        decay: weights.decay,
+        step_bias: weights.step_bias,
+    });
+    let linear = |weight, out| Op::Linear { x, weight, bias: None, out, add: false };
+    program.body.extend([
+        linear(weights.qkv, qkv),
+        linear(weights.gates, gates),
+        linear(weights.z, z),
+        Op::Convolve { x: qkv, spec: convolution },
+        Op::DeltaRule { qkv, gates, spec, out },
+        Op::GatedRmsNorm { x: out, gate: z, weight: weights.norm, eps },
+    ]);
+}
+
 /// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.
 fn feed_forward(
     config: &Config,
-    layer: &Layer<MatrixId, VectorId>,
+    weights: &FeedForward<MatrixId, VectorId>,
     program: &mut Program,
-    [x, inner]: [Buf; 2],
+    buffers: &Buffers,
 ) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &Layer { router, router_bias, gate_up, gate_up_bias, down, down_bias, .. } = layer;
+    let &FeedForward { router, router_bias, gate_up, gate_up_bias, down, down_bias, .. } = weights;
+    let &Buffers { normed: x, inner, .. } = buffers;
     let activation = config.activation;
     let spec = program.experts.len();
     let mixture = router.zip(config.experts);
@@ -447,7 +364,7 @@ fn feed_forward(
                 out: inner,
             });
         }
-        Some((router, Experts { count, chosen, routing })) => {
+        Some((router, Experts { count, chosen, routing, .. })) => {
             program.body.push(Op::Linear { x, weight: router, bias: router_bias, out: inner, add: false });
             let inner = config.intermediate;
             let matrices = ExpertsSpec {
@@ -467,6 +384,27 @@ fn feed_forward(
     move |out, add| match mixture {
         None => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
         Some(_) => Op::Experts { x, logits: inner, spec, out, add },
+    }
+}
+
+/// Adds what the shared expert says, as strongly as it is to. No family has one and a norm behind the feed-forward part.
+fn shared_expert(
+    config: &Config,
+    weights: &FeedForward<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &Buffers,
+    out: Buf,
+) {
+    let &FeedForward { shared_gate_up, shared_down, shared_gate, .. } = weights;
+    let (x, &SharedBuffers { inner, gate }) = (buffers.normed, &buffers.shared);
+    if let (Some(gate_up), Some(down), Some(strength)) = (shared_gate_up, shared_down, shared_gate) {
+        let activation = config.activation;
+        program.body.extend([
+            Op::GatedLinear { x, weight: gate_up, bias: None, activation, out: inner },
+            Op::Linear { x, weight: strength, bias: None, out: gate, add: false },
+            Op::SigmoidGate { x: inner, gate },
+            Op::Linear { x: inner, weight: down, bias: None, out, add: true },
+        ]);
     }
 }
 

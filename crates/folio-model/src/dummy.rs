@@ -8,10 +8,10 @@
 //! lies ([`Backend::make_up_matrix`]). The host makes the run once, as long as the largest matrix that the device leaves to it.
 
 use crate::backend::{Backend, DType, TensorView};
-use crate::decoder::{Load, WeightSpec};
 use crate::error::{ModelError, Result};
 use crate::program::{MatrixId, VectorId};
 use crate::quant::{BlockFormat, Encoding};
+use crate::weights::{Load, Made, WeightSpec};
 
 /// Encodings that can be made up.
 pub const ENCODINGS: [Encoding; 12] = [
@@ -48,7 +48,7 @@ impl<'a> Dummy<'a> {
 impl Load<ModelError> for Dummy<'_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
         let cols = spec.parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
-        let rows: usize = spec.parts.iter().map(|part| part.shape[0]).sum();
+        let rows: usize = spec.parts.iter().map(|part| part.picked_shape()[0]).sum();
         let encoding = stored(self.encoding, cols);
         self.parameters += (rows * cols) as u64;
         if let Some(made) = self.backend.make_up_matrix(&spec.label, encoding, [rows, cols])? {
@@ -63,9 +63,14 @@ impl Load<ModelError> for Dummy<'_> {
         Ok(self.backend.load_matrix(&spec.label, &[view])?)
     }
 
-    /// Norms change nothing, biases and sinks are zero.
+    /// Norms change nothing, states decay a little, convolutions take a mean; biases and sinks are zero.
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
-        let value: f32 = if spec.label.contains("norm") { 1.0 } else { 0.0 };
+        let value: f32 = match spec.made {
+            Made::MinusExp => -0.02,
+            Made::Taps => 0.25,
+            Made::Plus(_) if spec.label.contains("norm") => 1.0,
+            Made::Plus(_) => 0.0,
+        };
         let length: usize = spec.parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
         self.parameters += length as u64;
         let (shape, bytes) = ([length], value.to_le_bytes().repeat(length));

@@ -56,11 +56,13 @@ pub struct Mixture {
     pub chosen: usize,
     /// The field with the width of an expert.
     pub inner: &'static str,
-    /// The boolean that says that the weights of the chosen add up to one; `None`: they always do.
-    pub normalized: Option<&'static str>,
+    /// The boolean that says that the weights of the chosen add up to one, and its default; `None`: they always do.
+    pub normalized: Option<(&'static str, bool)>,
     /// The linear layer whose outputs are the experts' logits.
     pub router: &'static str,
     pub stored: ExpertTensors,
+    /// The field with the width of an expert that speaks for every token, as strongly as a gate of its own says; `None`: there is none.
+    pub shared: Option<&'static str>,
 }
 
 /// How the experts of a layer lie in safetensors files.
@@ -69,6 +71,17 @@ pub enum ExpertTensors {
     /// All in one tensor (`checkpoint/experts`).
     Stacked,
     /// As linear layers of their own.
+    Each,
+    /// All in one tensor, of each its gates and then what they gate.
+    Halves,
+}
+
+/// How the projections of a gated delta net lie in safetensors files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaTensors {
+    /// `in_proj_qkvz` and `in_proj_ba`, the rows of each key head together (`checkpoint/picked`).
+    ByKeyHead,
+    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`.
     Each,
 }
 
@@ -105,6 +118,11 @@ pub struct Family {
     pub mlp_bias: Bias,
     /// Per-head RMS norm of q and k before the rotation.
     pub qk_norm: bool,
+    /// What a query head attends to is multiplied by the sigmoid of a gate, whose rows follow the head's in q_proj.
+    pub output_gate: bool,
+    /// Layers that `layer_types` calls `linear_attention`, or all but every `full_attention_interval`-th, have a gated delta net in
+    /// attention's place.
+    pub delta: Option<DeltaTensors>,
     pub window: Window,
     /// A logit per query head that attends to nothing.
     pub sinks: bool,
@@ -135,6 +153,8 @@ pub struct Family {
     pub tied: bool,
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
+    /// Share of a head's dimensions that is rotated.
+    pub partial_rotary: f64,
     /// config.json must say how the rotary embedding is scaled: what is assumed otherwise is not the plain one.
     pub rope_stated: bool,
     pub max_position: usize,
@@ -150,6 +170,8 @@ const LLAMA: Family = Family {
     o_bias: Bias::Config("attention_bias"),
     mlp_bias: Bias::Config("mlp_bias"),
     qk_norm: false,
+    output_gate: false,
+    delta: None,
     window: Window::Never,
     sinks: false,
     gate: Gate::Silu,
@@ -169,6 +191,7 @@ const LLAMA: Family = Family {
     tied: false,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
+    partial_rotary: 1.0,
     rope_stated: false,
     max_position: 2048,
 };
@@ -208,6 +231,36 @@ const GEMMA3: Family = Family {
     rope_theta: 1_000_000.0,
     max_position: 131_072,
     ..GEMMA2
+};
+
+/// What the hybrids of Qwen have in common.
+const QWEN_HYBRID: Family = Family {
+    model_type: "qwen3_5_text",
+    architecture: "Qwen3_5ForCausalLM",
+    models: "Qwen3.5, Qwen3.6 (dense, text)",
+    notes: "three of four layers are gated delta nets, the others gated attention; on the CPU",
+    delta: Some(DeltaTensors::Each),
+    mlp_bias: Bias::Never,
+    qkv_bias: Bias::Never,
+    o_bias: Bias::Never,
+    qk_norm: true,
+    output_gate: true,
+    norm_plus_one: true,
+    kv_heads: KvHeadsDefault::Fixed(2),
+    head_dim: Some(256),
+    partial_rotary: 0.25,
+    max_position: 32_768,
+    ..LLAMA
+};
+
+const QWEN_HYBRID_EXPERTS: Mixture = Mixture {
+    count: 256,
+    chosen: 8,
+    inner: "moe_intermediate_size",
+    normalized: None,
+    router: "mlp.gate",
+    stored: ExpertTensors::Halves,
+    shared: Some("shared_expert_intermediate_size"),
 };
 
 /// Every family Folio serves.
@@ -264,13 +317,55 @@ pub const FAMILIES: &[Family] = &[
             count: 128,
             chosen: 8,
             inner: "moe_intermediate_size",
-            normalized: Some("norm_topk_prob"),
+            normalized: Some(("norm_topk_prob", false)),
             router: "mlp.gate",
             stored: ExpertTensors::Each,
+            shared: None,
         }),
         kv_heads: KvHeadsDefault::Fixed(4),
         max_position: 32_768,
         ..LLAMA
+    },
+    Family {
+        model_type: "qwen3_next",
+        architecture: "Qwen3NextForCausalLM",
+        models: "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
+        notes: "as qwen3_5, with a mixture of experts and one that speaks for every token",
+        delta: Some(DeltaTensors::ByKeyHead),
+        mixture: Some(Mixture {
+            count: 512,
+            chosen: 10,
+            normalized: Some(("norm_topk_prob", true)),
+            stored: ExpertTensors::Each,
+            ..QWEN_HYBRID_EXPERTS
+        }),
+        ..QWEN_HYBRID
+    },
+    QWEN_HYBRID,
+    Family {
+        model_type: "qwen3_5",
+        architecture: "Qwen3_5ForConditionalGeneration",
+        models: "Qwen3.5, Qwen3.6 (dense: 0.8B to 27B)",
+        notes: "the text part; images are not served",
+        nested: Some("text_config"),
+        ..QWEN_HYBRID
+    },
+    Family {
+        model_type: "qwen3_5_moe_text",
+        architecture: "Qwen3_5MoeForCausalLM",
+        models: "Qwen3.5, Qwen3.6 (mixture of experts, text)",
+        notes: "as qwen3_5, with a mixture of experts and one that speaks for every token",
+        mixture: Some(QWEN_HYBRID_EXPERTS),
+        ..QWEN_HYBRID
+    },
+    Family {
+        model_type: "qwen3_5_moe",
+        architecture: "Qwen3_5MoeForConditionalGeneration",
+        models: "Qwen3.5, Qwen3.6 (mixture of experts: 35B-A3B to 397B-A17B)",
+        notes: "likewise the text part; images are not served",
+        nested: Some("text_config"),
+        mixture: Some(QWEN_HYBRID_EXPERTS),
+        ..QWEN_HYBRID
     },
     Family {
         model_type: "smollm3",
@@ -327,6 +422,7 @@ pub const FAMILIES: &[Family] = &[
             normalized: None,
             router: "mlp.router",
             stored: ExpertTensors::Stacked,
+            shared: None,
         }),
         kv_heads: KvHeadsDefault::Fixed(8),
         head_dim: Some(64),

@@ -26,6 +26,7 @@ pub mod sampling;
 pub mod tables;
 #[doc(hidden)]
 pub mod testing;
+pub mod weights;
 
 pub use checkpoint::{Checkpoint, GenerationConfig, POOLING_FILES, Pooling};
 pub use config::Config;

@@ -4,12 +4,13 @@
 //! Must never: know a family, or keep a weight. Cost: one pass over the weights; resident memory is the packed weights
 //! plus the tensor being packed.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backend::{Backend, DType, KvLayout, TensorView};
-use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Tensor, Values};
+use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Values};
 use crate::config::Config;
-use crate::decoder::{Load, WeightSpec, Weights, kv_layout, program, weight_specs};
+use crate::decoder::{kv_layout, program};
 use crate::dummy::Dummy;
 use crate::eagle::Head;
 use crate::error::{ModelError, Result};
@@ -18,6 +19,7 @@ use crate::packed::Ids;
 pub use crate::packed::PackedAbout;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
+use crate::weights::{Load, Made, Pick, WeightSpec, Weights, weight_specs};
 
 /// What to prepare the backend for.
 pub struct LoadOptions<'a> {
@@ -248,7 +250,7 @@ fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec
             match first {
                 // Vectors are converted to f32, so they may differ.
                 Some((other, other_encoding))
-                    if part.shape.len() == 2 && !stackable(view.encoding, other_encoding) =>
+                    if part.shape.len() > 1 && !stackable(view.encoding, other_encoding) =>
                 {
                     let (file, tensor) = checkpoint.stored_as(&part.name)?;
                     return Err(ModelError::MixedEncodings {
@@ -261,7 +263,7 @@ fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec
                 }
                 _ => first = Some((&part.name, view.encoding)),
             }
-            parameters += view.shape.iter().product::<usize>() as u64;
+            parameters += part.picked_shape().iter().product::<usize>() as u64;
             match bytes_of.iter_mut().find(|(encoding, _)| *encoding == view.encoding) {
                 Some((_, bytes)) => *bytes += view.size_bytes(),
                 None => bytes_of.push((view.encoding, view.size_bytes())),
@@ -323,9 +325,13 @@ impl<'a> Loading<'a> {
         let mut parts = Vec::with_capacity(spec.parts.len());
         for part in &spec.parts {
             let tensor = self.checkpoint.tensor(part)?;
-            let values = tensor.read()?;
+            let mut values = tensor.read()?;
             self.digest.tensor(&part.name, &tensor.view(&values));
-            parts.push((tensor, values));
+            if part.rows != Pick::ALL {
+                values.bytes = Cow::Owned(part.rows.picked(&values.bytes, part.stored_rows()));
+            }
+            let (encoding, shape, bytes) = (tensor.encoding, part.picked_shape(), tensor.size_bytes());
+            parts.push(Part { encoding, shape, values, bytes });
         }
         self.same_order(spec, &parts)?;
         Ok(parts)
@@ -334,8 +340,8 @@ impl<'a> Loading<'a> {
     /// Parts are stacked, so the activations they are multiplied with come in one order.
     fn same_order(&self, spec: &WeightSpec, parts: &[Part<'_>]) -> Result<()> {
         let mut pairs = spec.parts.iter().zip(parts);
-        let Some((first, (_, expected))) = pairs.next() else { return Ok(()) };
-        match pairs.find(|(_, (_, values))| values.order != expected.order) {
+        let Some((first, expected)) = pairs.next() else { return Ok(()) };
+        match pairs.find(|(_, part)| part.values.order != expected.values.order) {
             None => Ok(()),
             Some((other, _)) => {
                 let (file, tensor) = self.checkpoint.stored_as(&other.name)?;
@@ -352,53 +358,56 @@ impl<'a> Loading<'a> {
         for part in &spec.parts {
             self.checkpoint.release(&part.name);
         }
-        self.done_bytes += parts.iter().map(|(tensor, _)| tensor.size_bytes()).sum::<u64>();
+        self.done_bytes += parts.iter().map(|part| part.bytes).sum::<u64>();
         self.report(&spec.label);
     }
 }
 
-type Part<'a> = (Tensor<'a>, Values<'a>);
+/// What a weight takes of a tensor.
+struct Part<'a> {
+    encoding: Encoding,
+    shape: Vec<usize>,
+    values: Values<'a>,
+    /// Of its codes in the file.
+    bytes: u64,
+}
 
 fn views<'b>(parts: &'b [Part<'_>]) -> Vec<TensorView<'b>> {
-    parts.iter().map(|(tensor, values)| tensor.view(values)).collect()
+    let view = |part: &'b Part<'_>| TensorView {
+        encoding: part.encoding,
+        shape: &part.shape,
+        bytes: &part.values.bytes,
+        order: part.values.order.as_deref(),
+    };
+    parts.iter().map(view).collect()
 }
 
-/// A vector of f32.
-struct Shifted {
-    shape: [usize; 1],
-    bytes: Vec<u8>,
-}
-
-impl Shifted {
-    fn view(&self) -> TensorView<'_> {
-        TensorView {
-            encoding: Encoding::Plain(DType::F32),
-            shape: &self.shape,
-            bytes: &self.bytes,
-            order: None,
-        }
-    }
-}
-
-/// The values of plain vectors, widened to f32 and plus `offset`.
-fn shifted(parts: &[Part<'_>], offset: f32) -> Shifted {
-    let mut bytes = Vec::new();
-    for (tensor, values) in parts {
+/// The values of plain vectors as f32, of each what `made` says.
+fn values_of(parts: &[Part<'_>], made: Made) -> Vec<f32> {
+    let mut all = Vec::new();
+    for Part { encoding, shape, values, .. } in parts {
         let stored = &values.bytes;
-        let mut put = |value: f32| bytes.extend((value + offset).to_le_bytes());
-        match tensor.encoding.plain() {
-            Some(DType::F32) => stored.as_chunks().0.iter().for_each(|b| put(f32::from_le_bytes(*b))),
+        let values: Vec<f32> = match encoding.plain() {
+            Some(DType::F32) => stored.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Some(DType::F16) => {
-                stored.as_chunks().0.iter().for_each(|b| put(half::f16::from_le_bytes(*b).to_f32()))
+                stored.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect()
             }
             Some(DType::BF16) => {
-                stored.as_chunks().0.iter().for_each(|b| put(half::bf16::from_le_bytes(*b).to_f32()))
+                stored.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
             }
             // Only matrices are stored in blocks; shapes were checked, so the backend refuses what is too short.
-            None => {}
+            None => Vec::new(),
+        };
+        match made {
+            Made::Plus(by) => all.extend(values.iter().map(|value| value + by)),
+            Made::MinusExp => all.extend(values.iter().map(|value| -f64::from(*value).exp() as f32)),
+            Made::Taps => {
+                let taps = shape.last().copied().unwrap_or(1).max(1);
+                all.extend((0..taps).flat_map(|tap| values.iter().skip(tap).step_by(taps)));
+            }
         }
     }
-    Shifted { shape: [bytes.len() / 4], bytes }
+    all
 }
 
 impl Load<ModelError> for Loading<'_> {
@@ -411,9 +420,15 @@ impl Load<ModelError> for Loading<'_> {
 
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
         let parts = self.parts(spec)?;
-        let id = match spec.offset {
-            0.0 => self.backend.load_vector(&spec.label, &views(&parts))?,
-            offset => self.backend.load_vector(&spec.label, &[shifted(&parts, offset).view()])?,
+        let id = match spec.made {
+            Made::AS_STORED => self.backend.load_vector(&spec.label, &views(&parts))?,
+            made => {
+                let values = values_of(&parts, made);
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                let (encoding, shape) = (Encoding::Plain(DType::F32), &[values.len()]);
+                let view = TensorView { encoding, shape, bytes: &bytes, order: None };
+                self.backend.load_vector(&spec.label, &[view])?
+            }
         };
         self.packed(spec, &parts);
         Ok(id)

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::backend::DType;
 use crate::checkpoint::json::{Fields, parse_object};
-use crate::decoder::{Load, WeightSpec};
 use crate::error::{ModelError, Result};
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
+use crate::weights::{Load, WeightSpec};
 
 /// Facts that loading learned from the original tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -31,6 +31,8 @@ pub struct Program {
     pub ropes: Vec<Rope>,
     pub attention: Vec<AttentionSpec>,
     pub experts: Vec<ExpertsSpec>,
+    pub convolutions: Vec<ConvolutionSpec>,
+    pub delta: Vec<DeltaSpec>,
     /// Run for every row, in order.
     pub body: Vec<Op>,
     /// Run only for rows whose logits are wanted.
@@ -142,6 +144,77 @@ pub struct ExpertsSpec {
     pub down_bias: Option<VectorId>,
 }
 
+/// Where a recurrent operation keeps what it knows of the positions before: from value `offset` of the state of one layer on
+/// ([`GroupKind::State`](crate::backend::GroupKind::State)). Before position 0 that is zeros, whatever is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatePlace {
+    /// Cache group: index into [`KvLayout::groups`](crate::backend::KvLayout::groups).
+    pub group: u32,
+    /// Index of the layer inside its cache group.
+    pub layer: u32,
+    pub offset: usize,
+}
+
+/// A causal convolution over positions, each channel by itself.
+///
+/// Its state is the last `taps - 1` inputs, `[taps - 1, channels]`: that of position `p` in row `p % (taps - 1)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConvolutionSpec {
+    pub state: StatePlace,
+    pub channels: usize,
+    /// Positions that an output sees, its own included.
+    pub taps: usize,
+    /// `[taps, channels]`, that of the oldest position first.
+    pub weight: VectorId,
+}
+
+impl ConvolutionSpec {
+    /// Values of its state.
+    pub const fn state_values(channels: usize, taps: usize) -> usize {
+        (taps - 1) * channels
+    }
+}
+
+/// Columns of a state matrix that lie together.
+pub const STATE_COLUMNS: usize = 16;
+
+/// A gated delta net: per value head a matrix S of `[key_dim, value_dim]` that decays, forgets what it says of a key and learns
+/// the value of that key (Yang et al., arXiv:2412.06464).
+///
+/// Its state is S of every value head, in f32: `[value_dim / 16, key_dim, 16]`, the last columns filled up with zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeltaSpec {
+    pub state: StatePlace,
+    pub key_heads: usize,
+    /// A multiple of `key_heads`: value head `j` reads q and k of head `j * key_heads / value_heads`.
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Per value head, how S decays: what `softplus(a + step_bias)` is multiplied by, below zero.
+    pub decay: VectorId,
+    pub step_bias: VectorId,
+}
+
+impl DeltaSpec {
+    /// Added to the sum of squares by which q and k are normalized.
+    pub const EPS: f32 = 1e-6;
+
+    /// Width of q, k and v side by side.
+    pub const fn qkv_width(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Values of the state of one head.
+    pub const fn head_values(key_dim: usize, value_dim: usize) -> usize {
+        value_dim.next_multiple_of(STATE_COLUMNS) * key_dim
+    }
+
+    /// Values of the state of all heads.
+    pub const fn state_values(&self) -> usize {
+        self.value_heads * Self::head_values(self.key_dim, self.value_dim)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[r] = table[token[r]]`
@@ -170,6 +243,19 @@ pub enum Op {
     /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert. `spec` indexes
     /// [`Program::experts`].
     Experts { x: Buf, logits: Buf, spec: usize, out: Buf, add: bool },
+    /// `x = silu(sum over taps of weight * x at the positions before and its own)`. `spec` indexes [`Program::convolutions`].
+    Convolve { x: Buf, spec: usize },
+    /// One position of a gated delta net ([`DeltaSpec`]): `qkv` holds `[q heads | k heads | v heads]`, `gates` `[b | a]`, one each per
+    /// value head; both are used up. With q and k of length one, q divided by the root of `key_dim`:
+    ///
+    /// `S = e^(decay * softplus(a + step_bias)) * S; S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q`
+    ///
+    /// `out` is `[rows, value_heads * value_dim]`. `spec` indexes [`Program::delta`].
+    DeltaRule { qkv: Buf, gates: Buf, spec: usize, out: Buf },
+    /// `x = x * weight / sqrt(mean(x^2) + eps) * silu(gate)`, of each head of as many values as `weight` has.
+    GatedRmsNorm { x: Buf, gate: Buf, weight: VectorId, eps: f32 },
+    /// `x *= sigmoid(gate)`: each value of the gate is that of equally many neighbours in `x`.
+    SigmoidGate { x: Buf, gate: Buf },
 }
 
 impl Program {
@@ -180,6 +266,14 @@ impl Program {
             _ => None,
         });
         input.unwrap_or(0)
+    }
+
+    /// What its operations keep of positions, and how many values each.
+    pub fn states(&self) -> impl Iterator<Item = (StatePlace, usize)> {
+        let convolutions = self.convolutions.iter();
+        let convolutions =
+            convolutions.map(|spec| (spec.state, ConvolutionSpec::state_values(spec.channels, spec.taps)));
+        convolutions.chain(self.delta.iter().map(|spec| (spec.state, spec.state_values())))
     }
 
     /// Rows of the smallest embedding table: what tokens must be below.
@@ -204,6 +298,9 @@ impl Op {
             Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None, None],
             Op::AddRmsNorm { x, out, .. } => [Some(x), Some(out), None],
             Op::Experts { x, logits, out, add, .. } => [Some(x), Some(logits), add.then_some(out)],
+            Op::Convolve { x, .. } => [Some(x), None, None],
+            Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
+            Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
         }
     }
 
@@ -218,9 +315,13 @@ impl Op {
             | Op::GatedLinear { out, .. }
             | Op::AddRmsNorm { out, .. }
             | Op::Experts { out, .. }
+            | Op::DeltaRule { out, .. }
             | Op::Attention { out, .. } => out,
             Op::WriteKv { qkv, .. } => qkv,
-            Op::Scale { x, .. } => x,
+            Op::Scale { x, .. }
+            | Op::Convolve { x, .. }
+            | Op::GatedRmsNorm { x, .. }
+            | Op::SigmoidGate { x, .. } => x,
         }
     }
 }

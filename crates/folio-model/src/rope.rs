@@ -110,7 +110,7 @@ impl RopeConfig {
             Ok(inner.or(config.positive_opt(name)?))
         };
         let theta = number(theta_name)?.unwrap_or(theta);
-        let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
+        let partial = number("partial_rotary_factor")?.unwrap_or(family.partial_rotary);
         let rotary_dim = (head_dim as f64 * partial) as usize;
         if partial > 1.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {
             let problem = format!("is {partial}: {rotary_dim} of {head_dim} dimensions cannot be rotated");

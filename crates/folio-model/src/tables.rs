@@ -93,8 +93,11 @@ impl BlockTables {
 mod tests {
     use super::*;
 
-    const POOLS: [PoolSize; 2] =
-        [PoolSize { blocks: 8, block_tokens: 16 }, PoolSize { blocks: 4, block_tokens: 32 }];
+    const fn pool(blocks: usize, block_tokens: usize) -> PoolSize {
+        PoolSize { blocks, block_tokens, is_state: false }
+    }
+
+    const POOLS: [PoolSize; 2] = [pool(8, 16), pool(4, 32)];
 
     fn edited(
         tables: &mut BlockTables,

@@ -38,7 +38,15 @@ pub const FIXTURES: &[&str] = &[
     "gpt_oss",
     "qwen3_moe",
     "qwen3_moe_shares",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5",
+    "qwen3_5_moe_text",
+    "qwen3_5_moe",
 ];
+
+/// Those of them that keep states: not every device computes them, and they are not read from GGUF files.
+pub const HYBRIDS: &[&str] = &["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe"];
 
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
 pub const QUANTIZED: &[&str] = &[
@@ -297,8 +305,9 @@ impl<B: Backend> Runner<B> {
             hidden_rows: hidden.to_vec(),
             ..Batch::default()
         };
-        for group in 0..self.model.kv_layout.groups.len() as u32 {
-            batch.edit_table(0, group, 0, self.blocks.iter().copied());
+        for (group, of) in (0..).zip(&self.model.kv_layout.groups) {
+            let entries = self.model.max_model_len.div_ceil(of.block_tokens);
+            batch.edit_table(0, group, 0, self.blocks.iter().copied().take(entries));
         }
         self.position += tokens.len();
         self.backend.forward(&batch).unwrap_or_else(|error| panic!("{error}"))

@@ -6,11 +6,12 @@ use std::path::Path;
 
 use common::tensors::{File, Stored};
 use folio_model::Checkpoint;
-use folio_model::decoder::{Load, Tap, Taps, WeightSpec, program, weight_specs};
+use folio_model::decoder::{Tap, Taps, program};
 use folio_model::eagle::{Head, is_head};
 use folio_model::program::{MatrixId, Op, VectorId};
 use folio_model::testing::eagle::{HEADS, head, target};
 use folio_model::testing::fixture;
+use folio_model::weights::{Load, WeightSpec, weight_specs};
 use serde_json::{Value, json};
 
 fn open(folder: &Path, target: &str) -> Result<Head, String> {

@@ -9,12 +9,12 @@ use common::{copy_of, load, options};
 use folio_model::backend::{Backend, DType, GroupKind, KvGroup, KvLayout};
 use folio_model::check;
 use folio_model::config::Config;
-use folio_model::decoder::weight_specs;
 use folio_model::kv_format::{KvFormat, KvFormats};
 use folio_model::program::Program;
 use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
+use folio_model::weights::weight_specs;
 use folio_model::{Checkpoint, LoadOptions, Model};
 use serde_json::{Value, json};
 

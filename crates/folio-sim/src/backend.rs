@@ -197,6 +197,7 @@ impl Backend for SimBackend {
             let layout = match group.kind {
                 GroupKind::Full => Layout::Paged,
                 GroupKind::Window { tokens } => Layout::Window { tokens },
+                GroupKind::State { .. } => Layout::State,
                 kind => return Err(BackendError::Device(format!("{kind:?} is not modelled"))),
             };
             let (blocks, block_tokens) = (*blocks as u32, group.block_tokens as u32);
@@ -325,10 +326,7 @@ impl Step<'_> {
         let bad = |what| Err(BackendError::Batch(format!("group {group}: position {position} {what}")));
         let (table, config) = (self.tables.table(span.slot, group), self.groups[group].config);
         let (size, state) = (config.block_tokens, config.layout == Layout::State);
-        let index = match position.checked_sub(span.tentative_from) {
-            Some(row) if state => span.tentative_from.div_ceil(size) + row,
-            _ => position / size,
-        };
+        let index = if state { span.state_entry(position, size) } else { position / size };
         let Some(block) = table.get(index as usize) else {
             return bad("is outside of the block table");
         };

@@ -27,7 +27,7 @@ pub struct HeadBackend {
 
 impl HeadBackend {
     pub fn new(vocab: usize, blocks: usize, block_tokens: usize, max_rows: usize) -> Self {
-        let pool = PoolSize { blocks, block_tokens };
+        let pool = PoolSize { blocks, block_tokens, is_state: false };
         Self {
             vocab,
             pool,

@@ -28,7 +28,9 @@ impl GroupMemory {
     }
 
     pub fn size(&self) -> PoolSize {
-        PoolSize { blocks: self.config.blocks as usize, block_tokens: self.config.block_tokens as usize }
+        let GroupConfig { layout, blocks, block_tokens, .. } = self.config;
+        let is_state = layout == Layout::State;
+        PoolSize { blocks: blocks as usize, block_tokens: block_tokens as usize, is_state }
     }
 
     fn range(&self, block: u32) -> Range<usize> {

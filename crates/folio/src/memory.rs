@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use folio_kv::GroupConfig;
+use folio_kv::{GroupConfig, Layout};
 
 use crate::units;
 
@@ -144,11 +144,32 @@ impl PoolRequest {
         self.blocks(self.max_model_len) + 1
     }
 
-    /// What one sequence at full length needs of a window group: the window, the longest chunk, wherever they lie on the
+    /// What one sequence at full length needs of a window or state group: what is read, the longest chunk, wherever they lie on the
     /// blocks, and one for a copy-on-write in flight.
     fn window_sequence_blocks(&self, window: &GroupConfig) -> u32 {
         let chunk = self.max_num_batched_tokens.min(self.max_model_len);
-        window.blocks_max(chunk, 1).min(self.max_model_len.div_ceil(window.block_tokens)) + 1
+        // The state of a row that may be taken back lies behind all others.
+        let apart = u32::from(window.layout == Layout::State);
+        window.blocks_max(chunk, 1).min(self.max_model_len.div_ceil(window.block_tokens) + apart) + 1
+    }
+
+    /// Blocks of another group beside `blocks` of group 0.
+    fn more_blocks(&self, group: &GroupConfig, blocks: u32) -> u32 {
+        match group.layout {
+            Layout::State => self.state_blocks(group, blocks),
+            Layout::Paged | Layout::Window { .. } => self.window_blocks(group, blocks),
+        }
+    }
+
+    /// Blocks of a state group, each a state, beside `blocks` of group 0: as many bytes as those take, at least what one sequence needs,
+    /// and no more than all sequences do with as many that are kept for others. A state does not grow with its sequence, so lengths say
+    /// nothing here; and as with windows, more than `blocks` are never of use.
+    fn state_blocks(&self, group: &GroupConfig, blocks: u32) -> u32 {
+        let least = self.window_sequence_blocks(group);
+        let bytes = u64::from(blocks).saturating_mul(self.bytes_per_block);
+        let share = u32::try_from(bytes / group.bytes_per_block.max(1)).unwrap_or(u32::MAX);
+        let useful = least.saturating_mul(2).saturating_mul(self.max_num_seqs).min(blocks);
+        share.min(useful).max(least)
     }
 
     /// Blocks of a window group beside `blocks` of group 0, each group in blocks of its own size:
@@ -170,7 +191,7 @@ impl PoolRequest {
     fn bytes(&self, blocks: u32) -> u64 {
         let windows = self.windows.iter();
         let windows =
-            windows.map(|w| u64::from(self.window_blocks(w, blocks)).saturating_mul(w.bytes_per_block));
+            windows.map(|w| u64::from(self.more_blocks(w, blocks)).saturating_mul(w.bytes_per_block));
         u64::from(blocks).saturating_mul(self.bytes_per_block).saturating_add(windows.sum())
     }
 
@@ -227,7 +248,7 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
         });
     }
     let windows = request.windows.iter().map(|window| {
-        let blocks = request.window_blocks(window, blocks);
+        let blocks = request.more_blocks(window, blocks);
         GroupConfig { blocks, ..*window }
     });
     let (windows, bytes) = (windows.collect(), request.bytes(blocks));
@@ -406,6 +427,29 @@ mod tests {
         assert!(full.abs_diff(windowed) <= 1, "{full} and {windowed}: {pool:?}");
         // Without the window, every block would have cost six.
         assert!(pool.blocks > 2 * 512 / 6, "{pool:?}");
+    }
+
+    #[test]
+    fn states_take_as_many_bytes_as_the_rest_and_no_more_than_are_of_use() {
+        let states = |bytes_per_block| GroupConfig {
+            layout: Layout::State,
+            ..GroupConfig::window(0, 0, 256, bytes_per_block)
+        };
+        // A chunk of 64 lies in two blocks at most, one more state may be taken back, and one be copied.
+        let least = 4;
+        let request = |mib: u64, free: u64, seqs: u32| PoolRequest {
+            free: Some(FreeMemory { bytes: free << 20, source: "available".into() }),
+            windows: vec![states(mib << 20)],
+            max_num_seqs: seqs,
+            ..request()
+        };
+        let found = |mib, free, seqs| {
+            let pool = pool(&request(mib, free, seqs)).expect("fits");
+            (pool.blocks, pool.windows[0].blocks)
+        };
+        assert_eq!(found(8, 4096, 64), (1024, 128), "half of two GiB for each");
+        assert_eq!(found(1, 4096, 4), (260, 2 * least * 4), "as much as four sequences need");
+        assert_eq!(found(100, 1024, 64), (112, least), "what one sequence needs goes first");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use folio_engine::{
     DRAFTS_MAX, Drafter, EngineHandle, EventFeed, ModelExecutor, SchedulerConfig, Speculation, SystemClock,
     Tier,
 };
-use folio_kv::{CacheConfig, GroupConfig, KvCache, QuotaError, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, Layout, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::hub::Held;
 use folio_model::{Checkpoint, Config, LoadedModel};
@@ -200,12 +200,22 @@ impl Runtime {
     }
 }
 
-/// The groups but the first, without their pools: the windows of a layout, and behind them what a drafter needs.
+/// The groups but the first, without their pools: the windows and states of a layout, and behind them what a drafter needs.
 fn windows(layout: &KvLayout, draft: Option<&Draft>) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
             let (size, bytes) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
             Ok(GroupConfig::window(tokens, 0, size, bytes))
+        }
+        GroupKind::State { .. } => {
+            let (block_tokens, bytes_per_block) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
+            Ok(GroupConfig {
+                layout: Layout::State,
+                blocks: 0,
+                block_tokens,
+                bytes_per_block,
+                optional: false,
+            })
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
     };

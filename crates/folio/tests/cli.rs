@@ -441,6 +441,47 @@ impl Drop for Served {
     }
 }
 
+/// Layers that keep a state, through the API: the tokens that transformers chooses, and what follows them from the state that was kept.
+#[test]
+fn a_hybrid_says_what_transformers_says_and_goes_on_from_its_state() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    for name in folio_model::testing::HYBRIDS {
+        let (fixture, folder) = (folio_model::testing::fixture(name), tempfile::tempdir().expect("a folder"));
+        let files = ["config.json", "generation_config.json", "model.safetensors"];
+        let tokens =
+            ["tokenizer.json", "tokenizer_config.json"].map(|file| root.join("assets/demo").join(file));
+        for file in files.map(|file| fixture.join(file)).into_iter().chain(tokens) {
+            std::fs::copy(&file, folder.path().join(file.file_name().expect("a name"))).expect("copied");
+        }
+        let text = std::fs::read_to_string(fixture.join("expected.json")).expect("what is expected");
+        let expected: Value = serde_json::from_str(&text).expect("JSON");
+        let case = &expected["cases"][0];
+        let ids = |value: &Value| -> Vec<u64> {
+            value.as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+        };
+        let (prompt, greedy) = (ids(&case["prompt"]), ids(&case["greedy"]));
+        let model = folder.path().to_str().expect("a path");
+        let served = Served::start(&[model, "--served-model-name", "it", "--kv-cache-dtype", "f32"]);
+        let ask = |prompt: &[u64], most: usize| {
+            let body = json!({"model": "it", "prompt": prompt, "max_tokens": most, "temperature": 0,
+                "ignore_eos": true, "return_token_ids": true});
+            let answer = served.post("/v1/completions", &body);
+            let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+            (ids(&answer["choices"][0]["token_ids"]), cached.expect("a number") as usize)
+        };
+        assert_eq!(ask(&prompt, greedy.len()), (greedy.clone(), 0), "{name}");
+        // The next turn of the conversation, and the same without what was kept.
+        let next = [&prompt[..], &greedy].concat();
+        let (said, cached) = ask(&next, 8);
+        assert_eq!(cached, next.len() - 1, "{name}");
+        let alone = Served::start(&[model, "--served-model-name", "it", "--kv-cache-dtype", "f32"]);
+        let body = json!({"model": "it", "prompt": next, "max_tokens": 8, "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true});
+        let cold = alone.post("/v1/completions", &body);
+        assert_eq!(ids(&cold["choices"][0]["token_ids"]), said, "{name}");
+    }
+}
+
 #[test]
 fn a_server_is_measured_and_stopped() {
     let served = Served::start(&["--served-model-name", "tiny,alias"]);

@@ -32,9 +32,9 @@ use storage::Stamp;
 
 use crate::backend::{DType, TensorView};
 use crate::config::Config;
-use crate::decoder::{TensorSpec, weight_specs};
 use crate::error::{ModelError, Result};
 use crate::quant::Encoding;
+use crate::weights::{Pick, TensorSpec, weight_specs};
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -75,6 +75,8 @@ pub struct Tensor<'a> {
     /// `[rows]` or `[rows, cols]`.
     pub shape: &'a [usize],
     stored: &'a [u8],
+    /// What is wanted of it.
+    rows: Pick,
     form: &'a Form,
     shards: &'a [Shard],
 }
@@ -96,12 +98,12 @@ pub struct Values<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Bytes of its codes in the file.
+    /// Bytes of the wanted rows' codes in the file.
     pub fn size_bytes(&self) -> u64 {
-        self.stored.len() as u64
+        self.rows.of(self.stored.len()) as u64
     }
 
-    /// The values: the file's own bytes, a copy with the rows rearranged, or what several stored tensors make up. Only the
+    /// The values of all rows: the file's own bytes, a copy with the rows rearranged, or what several stored tensors make up. Only the
     /// last can fail, by what the values are.
     pub fn read(&self) -> Result<Values<'a>> {
         match self.form {
@@ -353,7 +355,8 @@ impl Checkpoint {
                 ),
             });
         }
-        Ok(Tensor { encoding, shape: &entry.shape, stored, form: &entry.form, shards: &self.shards })
+        let (shape, rows, form) = (&entry.shape[..], spec.rows, &entry.form);
+        Ok(Tensor { encoding, shape, stored, rows, form, shards: &self.shards })
     }
 
     /// The file that holds a tensor and what it calls it, for errors.

@@ -28,11 +28,12 @@ pub use settings::is_head;
 use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::decoder::{Tap, Taps, TensorSpec, kv_layout};
+use crate::decoder::{Tap, Taps, kv_layout};
 use crate::error::{ModelError, Result};
 use crate::loader::LoadOptions;
 use crate::program::{AttentionSpec, Buf, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
+use crate::weights::TensorSpec;
 
 /// A head whose files are open and fit each other and the model that it was opened for. No weight is read.
 pub struct Head {
@@ -109,7 +110,7 @@ impl Head {
     }
 
     fn spec(&self, name: &str, shape: &[usize]) -> TensorSpec {
-        TensorSpec { name: name.replace("LAYER", self.layer), shape: shape.to_vec() }
+        TensorSpec::whole(name.replace("LAYER", self.layer), shape)
     }
 
     /// `fc` first.
@@ -367,7 +368,7 @@ const OUTPUT: &str = "lm_head.weight";
 /// A table that a head shares with its model.
 fn of_model(target: &Checkpoint, backend: &mut dyn Backend, name: &str) -> Result<MatrixId> {
     let config = target.config();
-    let spec = TensorSpec { name: name.to_owned(), shape: vec![config.vocab, config.hidden] };
+    let spec = TensorSpec::whole(name.to_owned(), &[config.vocab, config.hidden]);
     let tensor = target.tensor(&spec)?;
     let values = tensor.read()?;
     Ok(backend.load_matrix(name, &[tensor.view(&values)])?)

@@ -2,6 +2,7 @@
 
 use crate::backend::{BlockCopy, KvGroup};
 use crate::kv_format::stored;
+use crate::program::StatePlace;
 
 /// `(layer, block, token in block, kv head)`
 pub type At = (usize, usize, usize, usize);
@@ -10,7 +11,7 @@ pub struct Cache {
     pub group: KvGroup,
     pub block_tokens: usize,
     pub blocks: usize,
-    /// `[block, token, layer, kv head, head_dim]`
+    /// `[block, token, layer, kv head, head_dim]`; of states `[block, layer, value]`, and no values.
     keys: Vec<f32>,
     values: Vec<f32>,
 }
@@ -18,8 +19,10 @@ pub struct Cache {
 impl Cache {
     pub fn new(group: KvGroup, blocks: usize) -> Self {
         let block_tokens = group.block_tokens;
-        let size = blocks * block_tokens * group.layers() * group.kv_heads * group.head_dim;
-        Self { group, block_tokens, blocks, keys: vec![0.0; size], values: vec![0.0; size] }
+        let block = block_tokens * group.layers() * group.kv_heads * group.head_dim;
+        let state = group.state_values().map_or(block, |values| group.layers() * values);
+        let (keys, values) = (vec![0.0; blocks * state], vec![0.0; blocks * block]);
+        Self { group, block_tokens, blocks, keys, values }
     }
 
     pub fn write(&mut self, layer: usize, block: usize, token: usize, k: &[f32], v: &[f32]) {
@@ -42,7 +45,24 @@ impl Cache {
         &self.values[start..start + self.group.head_dim]
     }
 
+    /// A part of a layer's state in block `to`, where it becomes that of block `from` first; without such, zeros.
+    pub fn carry(&mut self, place: StatePlace, values: usize, from: Option<usize>, to: usize) -> &mut [f32] {
+        let all = self.group.state_values().unwrap_or(0);
+        let start = |block: usize| (block * self.group.layers() + place.layer as usize) * all + place.offset;
+        let own = start(to)..start(to) + values;
+        match from {
+            Some(from) => self.keys.copy_within(start(from)..start(from) + values, own.start),
+            None => self.keys[own.clone()].fill(0.0),
+        }
+        &mut self.keys[own]
+    }
+
     pub fn copy(&mut self, copy: &BlockCopy) {
+        if let Some(values) = self.group.state_values() {
+            let block = self.group.layers() * values;
+            let from = copy.from as usize * block;
+            return self.keys.copy_within(from..from + block, copy.to as usize * block);
+        }
         let token = self.group.layers() * self.group.kv_heads * self.group.head_dim;
         let block = token * self.block_tokens;
         let (from, to, size) =

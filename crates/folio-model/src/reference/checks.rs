@@ -3,7 +3,9 @@
 
 use super::{ReferenceBackend, Result};
 use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
-use crate::program::{AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program, VectorId};
+use crate::program::{
+    AttentionSpec, Buf, DeltaSpec, ExpertsSpec, MatrixId, Op, Program, StatePlace, VectorId,
+};
 
 pub fn no_cache() -> BackendError {
     BackendError::Batch("no KV cache was allocated".to_owned())
@@ -21,7 +23,18 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
     if let Some(spec) = program.attention.iter().find(|spec| !fits(spec)) {
         return Err(BackendError::Device(format!("{spec:?} does not fit its cache group")));
     }
-    let held = |kind: GroupKind| matches!(kind, GroupKind::Full | GroupKind::Window { .. });
+    let kept = |(place, values): (StatePlace, usize)| {
+        layout.groups.get(place.group as usize).is_some_and(|group| {
+            (place.layer as usize) < group.layers()
+                && group.state_values().is_some_and(|all| place.offset + values <= all)
+        })
+    };
+    if let Some(state) = program.states().find(|state| !kept(*state)) {
+        return Err(BackendError::Device(format!("{state:?} does not fit its cache group")));
+    }
+    let held = |kind: GroupKind| {
+        matches!(kind, GroupKind::Full | GroupKind::Window { .. } | GroupKind::State { .. })
+    };
     let refusals = layout
         .groups
         .iter()
@@ -120,6 +133,28 @@ impl ReferenceBackend {
                         && logits != out
                         && spec.is_some_and(|spec| self.experts_fit(spec, x, logits, out))
                 }
+                Op::Convolve { x, spec } => self.program.convolutions.get(spec).is_some_and(|spec| {
+                    spec.taps > 1
+                        && self.width(x.0) == Some(spec.channels)
+                        && self.length(spec.weight) == Some(spec.taps * spec.channels)
+                }),
+                Op::DeltaRule { qkv, gates, spec, out } => {
+                    let spec = self.program.delta.get(spec);
+                    qkv != gates
+                        && out != qkv
+                        && out != gates
+                        && spec.is_some_and(|spec| self.delta_fits(spec, qkv, gates, out))
+                }
+                Op::GatedRmsNorm { x, gate, weight, .. } => {
+                    let heads = self.width(x.0).zip(self.length(weight));
+                    x != gate
+                        && heads.is_some_and(|(width, head)| head > 0 && width.is_multiple_of(head))
+                        && self.width(gate.0) == self.width(x.0)
+                }
+                Op::SigmoidGate { x, gate } => {
+                    let widths = self.width(x.0).zip(self.width(gate.0));
+                    x != gate && widths.is_some_and(|(x, gate)| gate > 0 && x.is_multiple_of(gate))
+                }
                 Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
                     self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
                         && [spec.q_norm, spec.k_norm]
@@ -172,6 +207,16 @@ impl ReferenceBackend {
             && self.rows(spec.down) == rows(self.width(out.0))
             && fits(spec.gate_up_bias, spec.gate_up)
             && fits(spec.down_bias, spec.down)
+    }
+
+    fn delta_fits(&self, spec: &DeltaSpec, qkv: Buf, gates: Buf, out: Buf) -> bool {
+        let heads = spec.value_heads;
+        spec.key_heads > 0
+            && heads.is_multiple_of(spec.key_heads)
+            && self.width(qkv.0) == Some(spec.qkv_width())
+            && self.width(gates.0) == Some(2 * heads)
+            && self.width(out.0) == Some(heads * spec.value_dim)
+            && [spec.decay, spec.step_bias].iter().all(|vector| self.length(*vector) == Some(heads))
     }
 
     fn width(&self, buffer: u32) -> Option<usize> {
@@ -280,8 +325,18 @@ impl ReferenceBackend {
             let Some(table) = self.tables.get(&(span.slot, group)) else {
                 return wrong("it has no block table");
             };
-            if table.len() * cache.block_tokens < end {
+            let is_state = cache.group.state_values().is_some();
+            let needed = match is_state {
+                true => span.state_entry(end as u32 - 1, cache.block_tokens as u32) as usize + 1,
+                false => end.div_ceil(cache.block_tokens),
+            };
+            if table.len() < needed {
                 return wrong("its block table is too short");
+            }
+            let read = span.first_position.saturating_sub(1)..end as u32;
+            let entries = read.map(|position| span.state_entry(position, cache.block_tokens as u32) as usize);
+            if is_state && entries.into_iter().any(|entry| table[entry] == HOLE) {
+                return wrong("its states lie in a hole of its block table");
             }
             let hole = |block: u32| group > 0 && block == HOLE;
             if table.iter().any(|block| *block as usize >= cache.blocks && !hole(*block)) {

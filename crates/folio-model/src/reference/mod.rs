@@ -9,6 +9,7 @@
 mod cache;
 mod checks;
 mod experts;
+mod recurrent;
 
 use std::collections::BTreeMap;
 
@@ -128,6 +129,18 @@ impl ReferenceBackend {
                 } else {
                     *out = sums;
                 }
+            }
+            Op::Convolve { x, spec } => self.convolve(x.0 as usize, spec, batch)?,
+            Op::DeltaRule { qkv, gates, spec, out } => {
+                self.delta_rule([qkv, gates, out].map(|buf| buf.0 as usize), spec, batch)?;
+            }
+            Op::GatedRmsNorm { x, gate, weight, eps } => {
+                self.gated_rms_norm(x.0 as usize, gate.0 as usize, weight, eps);
+            }
+            Op::SigmoidGate { x, gate } => {
+                let [x, gate] = [x, gate].map(|buf| buf.0 as usize);
+                let each = self.program.buffers[x] / self.program.buffers[gate];
+                self.sigmoid_gate(x, gate, each);
             }
             Op::WriteKv { qkv, spec } => self.write_kv(qkv.0 as usize, spec, batch)?,
             Op::Attention { qkv, spec, out } => {

@@ -8,10 +8,10 @@ use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
 use crate::config::Experts;
-use crate::decoder::{TensorSpec, weight_specs};
 use crate::family::ExpertTensors;
 use crate::program::Routing;
 use crate::rope::RopeScaling;
+use crate::weights::{TensorSpec, weight_specs};
 
 /// A file in the making; nothing is checked.
 #[derive(Clone, Default)]
@@ -262,7 +262,7 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
     let mut stacked: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let interleaved = ["llama", "mistral", "smollm3"].contains(&config.family.model_type);
     for spec in weight_specs(config).iter().flat_map(|weight| &weight.parts) {
-        let TensorSpec { name, shape } = spec;
+        let TensorSpec { name, shape, .. } = spec;
         let tensor = checkpoint.tensor(spec).unwrap_or_else(|error| panic!("{error}"));
         let values = tensor.read().unwrap_or_else(|error| panic!("{error}"));
         let mut bytes = values.bytes.into_owned();

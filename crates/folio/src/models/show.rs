@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, anyhow};
 use folio_model::Checkpoint;
-use folio_model::decoder::{kv_layout, weight_specs};
+use folio_model::config::Mixer;
+use folio_model::decoder::kv_layout;
 use folio_model::hub::CARD;
 use folio_model::kv_format::{KvFormat, KvFormats};
+use folio_model::weights::weight_specs;
 use folio_server::Parsers;
 
 use super::{Aliases, Source};
@@ -47,7 +49,7 @@ fn facts(checkpoint: &Checkpoint) -> Result<Vec<(&'static str, String)>> {
     facts.push(("architecture", architecture));
     let specs = weight_specs(config);
     let parts = || specs.iter().flat_map(|weight| &weight.parts);
-    let parameters = parts().map(|part| part.shape.iter().product::<usize>() as u64).sum();
+    let parameters = parts().map(|part| part.picked_shape().iter().product::<usize>() as u64).sum();
     facts.push(("parameters", units::parameters(parameters)));
     if checkpoint.packed().is_none() {
         let mut bytes_of: BTreeMap<String, u64> = BTreeMap::new();
@@ -115,6 +117,10 @@ fn kv(checkpoint: &Checkpoint) -> Result<String> {
         if let Ok(bytes) = per_token(format) {
             text += &format!(", {} ({format})", units::bytes(bytes));
         }
+    }
+    let states = config.mixers.iter().filter(|mixer| **mixer != Mixer::Attention).count();
+    if states > 0 {
+        text += &format!("; {states} layers keep a state instead");
     }
     let windows = config.windows.iter().flatten().count();
     if windows > 0 {

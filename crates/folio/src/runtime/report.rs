@@ -31,8 +31,8 @@ pub struct Report {
 
 /// "int8", or "int8 (2 of 28 layers bf16)".
 pub(crate) fn formats(layout: &KvLayout) -> String {
-    let layers: Vec<KvFormat> =
-        layout.groups.iter().flat_map(|group| group.formats.iter().copied()).collect();
+    let kv = layout.groups.iter().filter(|group| group.state_values().is_none());
+    let layers: Vec<KvFormat> = kv.flat_map(|group| group.formats.iter().copied()).collect();
     let count = |format: &KvFormat| layers.iter().filter(|other| *other == format).count();
     let mut formats: Vec<KvFormat> = KvFormat::ALL.into_iter().filter(|format| count(format) > 0).collect();
     formats.sort_by_key(|format| std::cmp::Reverse(count(format)));
@@ -90,8 +90,21 @@ impl Report {
             ),
         ));
         for (group, window) in layout.groups.iter().skip(1).zip(&pool.windows) {
-            let GroupKind::Window { tokens } = group.kind else { continue };
             let bytes = u64::from(window.blocks) * window.bytes_per_block;
+            if group.state_values().is_some() {
+                self.lines.push((
+                    "states",
+                    format!(
+                        "{} of that for {} layers that keep a state: {} of {}, kept every {} tokens and where a conversation ends",
+                        units::bytes(bytes),
+                        group.layers(),
+                        units::count(window.blocks.into()),
+                        units::bytes(window.bytes_per_block),
+                        units::count(window.block_tokens.into()),
+                    ),
+                ));
+            }
+            let GroupKind::Window { tokens } = group.kind else { continue };
             self.lines.push((
                 "window",
                 format!(
@@ -126,7 +139,7 @@ impl Report {
         let bytes = u64::from(group.blocks) * group.bytes_per_block;
         let (weights, bytes) = (units::bytes(draft.device.weight_bytes()), units::bytes(bytes));
         let text = format!("by {}: {weights} of weights, and {bytes} of the KV cache", draft.name);
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("drafts", text));
     }
 
@@ -136,21 +149,21 @@ impl Report {
         if !is_gpu {
             text += ", copied from memory to memory: the same size added to --kv-cache-memory serves better";
         }
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("host", text));
     }
 
     /// Where KV goes that the device cannot keep.
     pub(super) fn describe_disk_kv(&mut self, dir: &Path, bytes: u64) {
         let text = format!("KV of requests that ended, up to {}, in {}", units::bytes(bytes), dir.display());
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("disk", text));
     }
 
     /// Which server keeps KV that the device cannot.
     pub(super) fn describe_remote_kv(&mut self, kind: &'static str, server: &str) {
         let text = format!("KV of requests that ended, sealed, with {server}");
-        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window"));
+        let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), (kind, text));
     }
 

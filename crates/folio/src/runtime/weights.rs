@@ -10,6 +10,7 @@ use folio_cpu::machine::Machine;
 use folio_cpu::{CpuBackend, Quantized};
 use folio_cuda::machine::Effort;
 use folio_model::backend::{Backend, DType};
+use folio_model::config::Mixer;
 use folio_model::eagle::Head;
 use folio_model::hub::Held;
 use folio_model::kv_format::{KvFormats, KvSkip};
@@ -163,6 +164,12 @@ impl Weights {
         cache: Option<&PackedCache>,
         taps: Option<&Head>,
     ) -> Result<Self> {
+        // Said before its weights are read, not after.
+        if backend.is_gpu() && checkpoint.config().mixers.iter().any(|mixer| *mixer != Mixer::Attention) {
+            bail!(
+                "layers that keep a state (gated delta nets) are computed on processors only: give --device cpu"
+            )
+        }
         let mut here = Quantized::default();
         let loaded = match backend.as_cpu() {
             Some(cpu) => {
@@ -396,7 +403,7 @@ fn load(
 
 /// The KV cache's type where nothing else is asked for: that of the first weight, f16 where weights are quantized.
 pub(crate) fn kv_dtype(checkpoint: &Checkpoint) -> Result<DType> {
-    let specs = folio_model::decoder::weight_specs(checkpoint.config());
+    let specs = folio_model::weights::weight_specs(checkpoint.config());
     let mut first = None;
     for part in specs.iter().flat_map(|spec| &spec.parts) {
         match checkpoint.tensor(part)?.encoding {

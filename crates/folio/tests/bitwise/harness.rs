@@ -21,7 +21,7 @@ use folio_engine::{
     Pooling, Reads, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler,
     SchedulerConfig, Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
 };
-use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Layout, Root, TenantId, TierId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::eagle::Head;
 use folio_model::kv_format::{KvFormats, KvSkip};
@@ -168,7 +168,13 @@ impl Recorder {
         self.vocab as u32
     }
 
-    /// Whether some layers look back only so far.
+    /// Of a prefix of so many tokens, what can be gone on from behind a text that was computed on: all, or up to the last kept state.
+    pub fn kept(&self, tokens: u32) -> u32 {
+        let states = self.windows.iter().filter(|group| group.layout == Layout::State);
+        states.fold(tokens, |tokens, group| tokens - tokens % group.block_tokens)
+    }
+
+    /// Whether some layers look back only so far, or keep states.
     pub fn has_windows(&self) -> bool {
         !self.windows.is_empty()
     }
@@ -201,7 +207,7 @@ impl Executor for Recorder {
                 rows: sequence.tokens.len() as u32,
                 first_position: sequence.first_position,
                 slot,
-                tentative_from: u32::MAX,
+                tentative_from: sequence.tentative_from().unwrap_or(u32::MAX),
             });
             batch.tokens.extend(&sequence.tokens);
             let end = batch.tokens.len() as u32;
@@ -842,6 +848,9 @@ pub fn empty_cache(blocks: u32, windows: &[GroupConfig]) -> KvCache {
 pub fn windows(layout: &KvLayout) -> Vec<GroupConfig> {
     let window = |group: &KvGroup| match group.kind {
         GroupKind::Window { tokens } => GroupConfig::window(tokens, 0, group.block_tokens as u32, 1),
+        GroupKind::State { .. } => {
+            GroupConfig { layout: Layout::State, ..GroupConfig::window(0, 0, group.block_tokens as u32, 1) }
+        }
         kind => panic!("a second group without a window: {kind:?}"),
     };
     layout.groups.iter().skip(1).map(window).collect()

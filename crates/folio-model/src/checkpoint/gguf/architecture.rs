@@ -123,7 +123,7 @@ impl Reader<'_> {
         if let Some(inner) = self.integer("expert_feed_forward_length")? {
             map.insert(mixture.inner.into(), json!(inner));
         }
-        if let Some(field) = mixture.normalized {
+        if let Some((field, _)) = mixture.normalized {
             let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?;
             map.insert(field.into(), json!(normalized.unwrap_or(true)));
         }

@@ -37,10 +37,10 @@ pub(super) use mxfp4::rows as mxfp4_rows;
 use super::json::Fields;
 use super::shards::{Entry, Form, Index, Shard};
 use crate::config::Config;
-use crate::decoder::weight_specs;
 use crate::error::{ModelError, Result};
 use crate::family::{ExpertTensors, Family};
 use crate::quant::{BlockFormat, Encoding};
+use crate::weights::weight_specs;
 use options::Options;
 use piece::Pieces;
 
@@ -135,7 +135,9 @@ pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut 
     let specs = weight_specs(config);
     let parts: Vec<_> = specs.iter().flat_map(|weight| &weight.parts).collect();
     let known: BTreeSet<&str> = parts.iter().map(|part| part.name.as_str()).collect();
-    for part in &parts {
+    let mut seen = BTreeSet::new();
+    // Of a tensor that holds several projections there are several parts.
+    for part in parts.iter().filter(|part| seen.insert(part.name.as_str())) {
         let [rows, cols] = part.shape[..] else { continue };
         let Some(module) = part.name.strip_suffix(".weight") else { continue };
         // A table of rows to look up, in no scheme quantized as a linear layer is.

@@ -1,0 +1,356 @@
+//! Operations that know of the positions before them through a state: causal convolutions and gated delta nets, with the norm and the
+//! gates that come with them.
+//!
+//! Owns: one form for all rows, prompts and single tokens alike: position after position, each from the state behind the one before.
+//! So a row has the same bits however its prompt is cut, and any position may be the end of a kept state. Must never: compute several
+//! positions at once in another form.
+//!
+//! Work is divided by channels and by columns of the state matrices, each of which nobody else reads. A unit takes its columns through all
+//! rows of a span, so that they stay in a core's cache.
+//!
+//! Invariants: sums run over 16 lanes and the fixed tree, or column by column over keys in two chains, those of even and of odd ones. What
+//! is stored before position 0 is never read.
+
+use std::ops::Range;
+
+use folio_model::backend::Span;
+use folio_model::program::{Activation, ConvolutionSpec, DeltaSpec, STATE_COLUMNS, StatePlace, VectorId};
+
+use crate::memory::Rows;
+use crate::pool::{Claims, Worker};
+use crate::rows::{RmsNorm, gated};
+use crate::simd::{LANES, Simd, Task, dispatch, exp, unrolled};
+use crate::step::Step;
+
+/// Column tiles of a state matrix that a unit of work takes.
+const TILES: usize = 2;
+
+const _: () = assert!(STATE_COLUMNS == LANES, "a tile's row is a vector");
+
+/// Where the state before a row lies, if there is one, and where that behind it is to lie: perhaps the same place.
+#[derive(Clone, Copy)]
+struct States {
+    before: Option<*const f32>,
+    own: *mut f32,
+}
+
+impl Step<'_> {
+    fn states(&self, span: &Span, place: StatePlace, position: u32) -> States {
+        let cache = &self.caches[place.group as usize];
+        let table = self.tables.table(span.slot, place.group as usize);
+        let entry = |position: u32| span.state_entry(position, cache.group.block_tokens as u32) as usize;
+        let before =
+            position.checked_sub(1).map(|before| cache.state(table[entry(before)], place).cast_const());
+        States { before, own: cache.state(table[entry(position)], place) }
+    }
+
+    /// [`Op::Convolve`](folio_model::program::Op::Convolve).
+    pub(crate) fn convolve(&self, worker: &Worker<'_>, x: Rows, spec: &ConvolutionSpec) {
+        let vectors = worker.share(spec.channels.div_ceil(LANES), 1);
+        let channels = vectors.start * LANES..(vectors.end * LANES).min(spec.channels);
+        if channels.is_empty() {
+            return;
+        }
+        let weight = self.vector(spec.weight).as_ptr();
+        for span in &self.batch.spans {
+            for row in 0..span.rows {
+                let position = span.first_position + row;
+                let (states, position) = (self.states(span, spec.state, position), position as usize);
+                let x = x.row((span.first_row + row) as usize);
+                let channels = channels.clone();
+                dispatch(self.isa, Convolve { x, weight, states, position, spec: *spec, channels });
+            }
+        }
+    }
+
+    /// [`Op::DeltaRule`](folio_model::program::Op::DeltaRule).
+    pub(crate) fn delta_rule(
+        &self,
+        worker: &Worker<'_>,
+        [qkv, gates, out]: [Rows; 3],
+        spec: &DeltaSpec,
+        claims: &Claims,
+    ) {
+        for unit in worker.share(self.rows() * spec.key_heads, 1) {
+            let (row, head) = (unit / spec.key_heads, unit % spec.key_heads);
+            self.prepare_head(qkv.row(row), gates.row(row), spec, head);
+        }
+        worker.barrier();
+        let tiles = spec.value_dim.div_ceil(STATE_COLUMNS);
+        let groups = tiles.div_ceil(TILES);
+        let units = self.batch.spans.len() * spec.value_heads * groups;
+        while let Some(mut range) = claims.next(units, 1) {
+            let unit = range.next().unwrap_or_default();
+            let (rest, group) = (unit / groups, unit % groups);
+            let span = &self.batch.spans[rest / spec.value_heads];
+            let rows =
+                DeltaRows { qkv, gates, out, spec, head: rest % spec.value_heads, tile: group * TILES };
+            for row in 0..span.rows {
+                let states = self.states(span, spec.state, span.first_position + row);
+                let row = (span.first_row + row) as usize;
+                match tiles - rows.tile {
+                    1 => dispatch(self.isa, DeltaRow::<1> { rows: &rows, row, states }),
+                    _ => dispatch(self.isa, DeltaRow::<TILES> { rows: &rows, row, states }),
+                }
+            }
+        }
+    }
+
+    /// q and k of a head get their lengths, and the gates of its value heads become what they mean: how much is learnt, what is kept.
+    fn prepare_head(&self, qkv: *mut f32, gates: *mut f32, spec: &DeltaSpec, head: usize) {
+        let &DeltaSpec { key_heads, value_heads, key_dim, .. } = spec;
+        let q = qkv.wrapping_add(head * key_dim);
+        let k = q.wrapping_add(key_heads * key_dim);
+        dispatch(self.isa, Normalize { x: q, width: key_dim, scale: (key_dim as f32).sqrt().recip() });
+        dispatch(self.isa, Normalize { x: k, width: key_dim, scale: 1.0 });
+        let (decay, step_bias) = (self.vector(spec.decay), self.vector(spec.step_bias));
+        let each = value_heads / key_heads;
+        for head in head * each..(head + 1) * each {
+            // SAFETY: the row of gates has two for each value head, and these are this worker's.
+            let (learns, keeps) = unsafe { (&mut *gates.add(head), &mut *gates.add(value_heads + head)) };
+            let x = f64::from(*keeps) + f64::from(step_bias[head]);
+            let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
+            *keeps = (f64::from(decay[head]) * softplus).exp() as f32;
+            *learns = (1.0 / (1.0 + (-f64::from(*learns)).exp())) as f32;
+        }
+    }
+
+    /// [`Op::GatedRmsNorm`](folio_model::program::Op::GatedRmsNorm).
+    pub(crate) fn gated_rms_norm(
+        &self,
+        worker: &Worker<'_>,
+        x: Rows,
+        gate: Rows,
+        weight: VectorId,
+        eps: f32,
+    ) {
+        let (width, weight) = (self.vectors[weight.0 as usize].0, self.vector(weight).as_ptr());
+        let heads = x.width / width;
+        for unit in worker.share(self.rows() * heads, 1) {
+            let (row, at) = (unit / heads, unit % heads * width);
+            let (x, gate) = (x.row(row).wrapping_add(at), gate.row(row).wrapping_add(at).cast_const());
+            dispatch(self.isa, RmsNorm { x, weight, eps, width, out: x });
+            dispatch(self.isa, SiluTimes { x, gate, width });
+        }
+    }
+
+    /// [`Op::SigmoidGate`](folio_model::program::Op::SigmoidGate).
+    pub(crate) fn sigmoid_gate(&self, worker: &Worker<'_>, x: Rows, gate: Rows) {
+        for row in worker.share(self.rows(), 1) {
+            let (width, gates) = (x.width, gate.width);
+            dispatch(self.isa, SigmoidTimes { x: x.row(row), gate: gate.row(row), width, gates });
+        }
+    }
+}
+
+/// One position of some channels of a convolution, and SiLU.
+struct Convolve {
+    x: *mut f32,
+    weight: *const f32,
+    states: States,
+    position: usize,
+    spec: ConvolutionSpec,
+    channels: Range<usize>,
+}
+
+impl Task for Convolve {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, weight, states, position, spec, channels } = self;
+        let ConvolutionSpec { channels: all, taps, .. } = spec;
+        let (kept, own) = (taps - 1, states.own);
+        for c in channels.clone().step_by(LANES) {
+            let n = LANES.min(channels.end - c);
+            // SAFETY: a row, each tap's weights and each kept column have `all` values; the channels are this worker's, in every row and
+            // every state.
+            unsafe {
+                let mut sum = S::splat(0.0);
+                for back in (1..taps).rev() {
+                    let at = (position + taps * kept - back) % kept * all + c;
+                    let column = match states.before {
+                        Some(before) if back <= position => S::load_part(before.add(at), n),
+                        _ => S::splat(0.0),
+                    };
+                    if !states.before.is_some_and(|before| std::ptr::eq(before, own)) {
+                        S::store_part(own.add(at), n, column);
+                    }
+                    if back <= position {
+                        let weight = S::load_part(weight.add((kept - back) * all + c), n);
+                        sum = S::fma(column, weight, sum);
+                    }
+                }
+                let input = S::load_part(x.add(c), n);
+                sum = S::fma(input, S::load_part(weight.add(kept * all + c), n), sum);
+                S::store_part(own.add(position % kept * all + c), n, input);
+                S::store_part(x.add(c), n, gated::<S>(Activation::Silu, sum, S::splat(1.0)));
+            }
+        }
+    }
+}
+
+/// `x = x * scale / sqrt(sum(x^2) + eps)`
+struct Normalize {
+    x: *mut f32,
+    width: usize,
+    scale: f32,
+}
+
+impl Task for Normalize {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, width, scale } = self;
+        let mut squares = S::splat(0.0);
+        // SAFETY: who makes the task promises `width` values behind `x`.
+        unsafe {
+            for i in (0..width).step_by(LANES) {
+                let v = S::load_part(x.add(i), LANES.min(width - i));
+                squares = S::fma(v, v, squares);
+            }
+            let by = S::splat(scale / (S::sum(squares) + DeltaSpec::EPS).sqrt());
+            for i in (0..width).step_by(LANES) {
+                let n = LANES.min(width - i);
+                S::store_part(x.add(i), n, S::mul(S::load_part(x.add(i), n), by));
+            }
+        }
+    }
+}
+
+/// Some columns of the state of a head.
+struct DeltaRows<'a> {
+    qkv: Rows,
+    gates: Rows,
+    out: Rows,
+    spec: &'a DeltaSpec,
+    head: usize,
+    /// The first of its tiles.
+    tile: usize,
+}
+
+/// One position of `T` tiles of columns.
+struct DeltaRow<'a, const T: usize> {
+    rows: &'a DeltaRows<'a>,
+    row: usize,
+    states: States,
+}
+
+impl<const T: usize> Task for DeltaRow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { rows: &DeltaRows { qkv, gates, out, spec, head, tile }, row, states } = self;
+        let &DeltaSpec { key_heads, value_heads, key_dim, value_dim, .. } = spec;
+        let (keys, column) = (key_heads * key_dim, tile * LANES);
+        let at = head * DeltaSpec::head_values(key_dim, value_dim) + column * key_dim;
+        let own = states.own.wrapping_add(at);
+        let before = states.before.map(|before| before.wrapping_add(at));
+        let q = qkv.row(row).wrapping_add(head * key_heads / value_heads * key_dim).cast_const();
+        let k = q.wrapping_add(keys);
+        let v = qkv.row(row).wrapping_add(2 * keys + head * value_dim + column).cast_const();
+        let out = out.row(row).wrapping_add(head * value_dim + column);
+        // SAFETY: the buffers have the widths that `check` found to fit the spec, and the state has whole tiles; its columns and those of
+        // the output are this worker's, and q, k, v and gates are written by nobody in this phase.
+        unsafe {
+            let (learns, keeps) = (*gates.row(row).add(head), *gates.row(row).add(value_heads + head));
+            let (learns, keeps) = (S::splat(learns), S::splat(keeps));
+            let mut known = [[S::splat(0.0); T]; 2];
+            if let Some(before) = before {
+                for i in 0..key_dim {
+                    let (chain, k) = (&mut known[i % 2], S::splat(*k.add(i)));
+                    unrolled!(T, t, {
+                        chain[t] = S::fma(k, S::load(before.add((t * key_dim + i) * LANES)), chain[t]);
+                    });
+                }
+            }
+            let mut learned = [S::splat(0.0); T];
+            unrolled!(T, t, {
+                let known = S::mul(keeps, S::add(known[0][t], known[1][t]));
+                let v = S::load_part(v.add(t * LANES), LANES.min(value_dim - column - t * LANES));
+                learned[t] = S::mul(learns, S::sub(v, known));
+            });
+            let mut sums = [[S::splat(0.0); T]; 2];
+            for i in 0..key_dim {
+                let (chain, q, k) = (&mut sums[i % 2], S::splat(*q.add(i)), S::splat(*k.add(i)));
+                unrolled!(T, t, {
+                    let at = (t * key_dim + i) * LANES;
+                    let kept = match before {
+                        Some(before) => S::mul(keeps, S::load(before.add(at))),
+                        None => S::splat(0.0),
+                    };
+                    let s = S::fma(k, learned[t], kept);
+                    S::store(own.add(at), s);
+                    chain[t] = S::fma(q, s, chain[t]);
+                });
+            }
+            unrolled!(T, t, {
+                let n = LANES.min(value_dim - column - t * LANES);
+                S::store_part(out.add(t * LANES), n, S::add(sums[0][t], sums[1][t]));
+            });
+        }
+    }
+}
+
+/// `x *= silu(gate)`
+struct SiluTimes {
+    x: *mut f32,
+    gate: *const f32,
+    width: usize,
+}
+
+impl Task for SiluTimes {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for i in (0..self.width).step_by(LANES) {
+            let n = LANES.min(self.width - i);
+            // SAFETY: who makes the task promises `width` values behind both.
+            unsafe {
+                let (x, gate) = (S::load_part(self.x.add(i), n), S::load_part(self.gate.add(i), n));
+                S::store_part(self.x.add(i), n, gated::<S>(Activation::Silu, gate, x));
+            }
+        }
+    }
+}
+
+/// `x *= sigmoid(gate)`, each of `gates` gates that of as many neighbours.
+struct SigmoidTimes {
+    x: *mut f32,
+    gate: *const f32,
+    width: usize,
+    gates: usize,
+}
+
+impl Task for SigmoidTimes {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, gate, width, gates } = self;
+        let (one, each) = (S::splat(1.0), width / gates);
+        // SAFETY: who makes the task promises `width` values behind `x`, a multiple of `gates` behind `gate`.
+        unsafe {
+            if each == 1 {
+                for i in (0..width).step_by(LANES) {
+                    let n = LANES.min(width - i);
+                    let gate = S::load_part(gate.add(i), n);
+                    let below = S::add(one, exp::<S>(S::sub(S::splat(0.0), gate)));
+                    S::store_part(x.add(i), n, S::div(S::load_part(x.add(i), n), below));
+                }
+                return;
+            }
+            for g in 0..gates {
+                let below = S::add(one, exp::<S>(S::splat(-*gate.add(g))));
+                let x = x.add(g * each);
+                for i in (0..each).step_by(LANES) {
+                    let n = LANES.min(each - i);
+                    S::store_part(x.add(i), n, S::div(S::load_part(x.add(i), n), below));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! The weights of a decoder: which tensors it needs, of which shapes.
+//!
+//! Owns: tensor names and shapes, and the order in which weights are loaded. Must never: read one. The same [`Weights`] tree exists
+//! twice: over tensor names (what to load) and over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten,
+//! or used and never loaded.
+
+use crate::config::{Config, DeltaNet, Mixer};
+use crate::family::{DeltaTensors, ExpertTensors, Fusion};
+use crate::program::{MatrixId, VectorId};
+
+/// One tensor of the checkpoint, or some of its rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub name: String,
+    /// As it is stored.
+    pub shape: Vec<usize>,
+    pub rows: Pick,
+}
+
+impl TensorSpec {
+    /// All rows.
+    pub fn whole(name: String, shape: &[usize]) -> Self {
+        Self { name, shape: shape.to_vec(), rows: Pick::ALL }
+    }
+
+    /// Rows as they are stored: the last of several dimensions is the columns. Of a vector, its values.
+    pub fn stored_rows(&self) -> usize {
+        let columns = if self.shape.len() > 1 { 1 } else { 0 };
+        self.shape[..self.shape.len() - columns].iter().product()
+    }
+
+    /// What is left when rows are picked: `[rows]` or `[rows, columns]`.
+    pub fn picked_shape(&self) -> Vec<usize> {
+        let columns = self.shape.last().filter(|_| self.shape.len() > 1);
+        std::iter::once(self.rows.of(self.stored_rows())).chain(columns.copied()).collect()
+    }
+}
+
+/// Of every `period` rows of a tensor, `rows` from `first` on: what a tensor holds of several projections, head by head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    pub period: usize,
+    pub first: usize,
+    pub rows: usize,
+}
+
+impl Pick {
+    pub const ALL: Pick = Pick { period: 1, first: 0, rows: 1 };
+
+    /// How many of `whole` rows, or bytes of whole rows, these are.
+    pub fn of(self, whole: usize) -> usize {
+        whole / self.period * self.rows
+    }
+
+    /// These of the rows that `bytes` are, of which there are `rows`: whole periods.
+    pub fn picked(self, bytes: &[u8], rows: usize) -> Vec<u8> {
+        let row = bytes.len() / rows.max(1);
+        let periods = bytes.chunks_exact((row * self.period).max(1));
+        periods
+            .flat_map(|period| &period[self.first * row..(self.first + self.rows) * row])
+            .copied()
+            .collect()
+    }
+}
+
+/// Tensors stacked along rows into one matrix or vector of the program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightSpec {
+    /// For errors and progress: "layers.3.qkv".
+    pub label: String,
+    pub parts: Vec<TensorSpec>,
+    pub made: Made,
+}
+
+/// What a vector is made of what is stored, value by value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Made {
+    /// Plus so much: 1 where norms are stored as what is added to one.
+    Plus(f32),
+    /// `-e^x`
+    MinusExp,
+    /// The tensor is `[channels, 1, taps]`, the vector `[taps, channels]`.
+    Taps,
+}
+
+impl Made {
+    pub const AS_STORED: Made = Made::Plus(0.0);
+}
+
+/// All weights of a decoder; `M` stands for a matrix, `V` for a vector.
+#[derive(Clone, Debug)]
+pub struct Weights<M, V> {
+    pub embed: M,
+    pub layers: Vec<Layer<M, V>>,
+    pub norm: V,
+    /// Absent when tied to `embed`.
+    pub head: Option<M>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Layer<M, V> {
+    /// Before the mixer.
+    pub norm: V,
+    pub mixer: MixerWeights<M, V>,
+    /// Of what the mixer adds to the residual stream.
+    pub post_norm: Option<V>,
+    pub mlp_norm: V,
+    pub feed_forward: FeedForward<M, V>,
+    /// Of what the feed-forward part adds.
+    pub mlp_post_norm: Option<V>,
+}
+
+/// What mixes positions.
+#[derive(Clone, Debug)]
+pub enum MixerWeights<M, V> {
+    Attention(Attention<M, V>),
+    Delta(DeltaNet, Delta<M, V>),
+}
+
+/// Turns specifications into loaded weights.
+pub trait Load<E> {
+    fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId, E>;
+    fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId, E>;
+}
+
+/// Weights that belong together, and what each is loaded as, in the order in which they are.
+macro_rules! weights {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty = $kind:ident,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug)]
+        pub struct $name<M, V> {
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl $name<WeightSpec, WeightSpec> {
+            fn list<'a>(&'a self, list: &mut Vec<&'a WeightSpec>) {
+                $(list.extend(weights!(@each $kind self.$field));)*
+            }
+
+            fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<$name<MatrixId, VectorId>, E> {
+                Ok($name { $($field: weights!(@load $kind self.$field, load),)* })
+            }
+        }
+    };
+    (@each matrix $at:expr) => { [&$at] };
+    (@each vector $at:expr) => { [&$at] };
+    (@each $some:ident $at:expr) => { $at.as_ref() };
+    (@load matrix $at:expr, $load:ident) => { $load.matrix(&$at)? };
+    (@load vector $at:expr, $load:ident) => { $load.vector(&$at)? };
+    (@load some_matrix $at:expr, $load:ident) => { $at.as_ref().map(|spec| $load.matrix(spec)).transpose()? };
+    (@load some_vector $at:expr, $load:ident) => { $at.as_ref().map(|spec| $load.vector(spec)).transpose()? };
+}
+
+weights! {
+    /// Multi-head attention.
+    Attention {
+        /// q, k and v, one below the other.
+        qkv: M = matrix,
+        qkv_bias: Option<V> = some_vector,
+        /// Of what each query head attends to.
+        gate: Option<M> = some_matrix,
+        q_norm: Option<V> = some_vector,
+        k_norm: Option<V> = some_vector,
+        sinks: Option<V> = some_vector,
+        o: M = matrix,
+        o_bias: Option<V> = some_vector,
+    }
+}
+
+weights! {
+    /// A gated delta net.
+    Delta {
+        /// q, k and v, one below the other: the channels of the convolution.
+        qkv: M = matrix,
+        taps: V = vector,
+        /// What a value head learns (b), and how much it forgets (a), of a position.
+        gates: M = matrix,
+        decay: V = vector,
+        step_bias: V = vector,
+        /// Gate of the output.
+        z: M = matrix,
+        norm: V = vector,
+        o: M = matrix,
+    }
+}
+
+weights! {
+    /// The feed-forward part. Of a mixture of experts, matrices and vectors behind the router are those of all.
+    FeedForward {
+        router: Option<M> = some_matrix,
+        router_bias: Option<V> = some_vector,
+        gate_up: M = matrix,
+        gate_up_bias: Option<V> = some_vector,
+        down: M = matrix,
+        down_bias: Option<V> = some_vector,
+        /// The expert that speaks for every token, and how strongly.
+        shared_gate_up: Option<M> = some_matrix,
+        shared_down: Option<M> = some_matrix,
+        shared_gate: Option<M> = some_matrix,
+    }
+}
+
+impl Weights<WeightSpec, WeightSpec> {
+    /// Every matrix and vector, in the order in which it is loaded.
+    pub fn iter(&self) -> impl Iterator<Item = &WeightSpec> {
+        let mut list = vec![&self.embed];
+        self.layers.iter().for_each(|layer| layer.list(&mut list));
+        list.push(&self.norm);
+        list.extend(&self.head);
+        list.into_iter()
+    }
+
+    /// The same tree over what `matrix` and `vector` make of each, called in the order of [`Weights::iter`].
+    pub fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Weights<MatrixId, VectorId>, E> {
+        let embed = load.matrix(&self.embed)?;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            layers.push(layer.try_map(load)?);
+        }
+        let norm = load.vector(&self.norm)?;
+        let head = self.head.as_ref().map(|head| load.matrix(head)).transpose()?;
+        Ok(Weights { embed, layers, norm, head })
+    }
+}
+
+impl Layer<WeightSpec, WeightSpec> {
+    fn list<'a>(&'a self, list: &mut Vec<&'a WeightSpec>) {
+        list.push(&self.norm);
+        match &self.mixer {
+            MixerWeights::Attention(attention) => attention.list(list),
+            MixerWeights::Delta(_, delta) => delta.list(list),
+        }
+        list.extend(&self.post_norm);
+        list.push(&self.mlp_norm);
+        self.feed_forward.list(list);
+        list.extend(&self.mlp_post_norm);
+    }
+
+    fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
+        Ok(Layer {
+            norm: load.vector(&self.norm)?,
+            mixer: match &self.mixer {
+                MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
+                MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
+            },
+            post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            mlp_norm: load.vector(&self.mlp_norm)?,
+            feed_forward: self.feed_forward.try_map(load)?,
+            mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+        })
+    }
+}
+
+/// What a checkpoint of this configuration must hold.
+pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
+    let (hidden, vocab) = (config.hidden, config.vocab);
+    let table = |label: &str, name: &str| {
+        let parts = vec![TensorSpec::whole(name.to_owned(), &[vocab, hidden])];
+        WeightSpec { label: label.to_owned(), parts, made: Made::AS_STORED }
+    };
+    Weights {
+        embed: table("embed_tokens", "model.embed_tokens.weight"),
+        layers: (0..config.layers).map(|index| LayerNames { config, index }.layer()).collect(),
+        norm: WeightSpec {
+            label: "norm".to_owned(),
+            parts: vec![TensorSpec::whole("model.norm.weight".to_owned(), &[hidden])],
+            made: Made::Plus(config.norm_offset),
+        },
+        head: (!config.tied).then(|| table("lm_head", "lm_head.weight")),
+    }
+}
+
+/// The part of a layer that holds the experts of a mixture.
+const EXPERTS: &str = "mlp.experts";
+
+/// One layer, and what its tensors are called.
+struct LayerNames<'a> {
+    config: &'a Config,
+    index: usize,
+}
+
+impl LayerNames<'_> {
+    fn layer(&self) -> Layer<WeightSpec, WeightSpec> {
+        let config = self.config;
+        // With a norm behind each block, the one that others have before the second is behind the first.
+        let post = config.family.post_norms;
+        let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let norm = |name: &str| self.norm(name, "", config.hidden);
+        Layer {
+            norm: norm("input_layernorm"),
+            mixer: match config.mixers[self.index] {
+                Mixer::Attention => MixerWeights::Attention(self.attention()),
+                Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
+            },
+            post_norm: post.then(|| norm("post_attention_layernorm")),
+            mlp_norm: norm(mlp_norm),
+            feed_forward: self.feed_forward(),
+            mlp_post_norm: post.then(|| norm("post_feedforward_layernorm")),
+        }
+    }
+
+    /// Tensors stacked along rows.
+    fn stack(&self, label: &str, parts: Vec<TensorSpec>) -> WeightSpec {
+        WeightSpec { label: format!("layers.{}.{label}", self.index), parts, made: Made::AS_STORED }
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> TensorSpec {
+        TensorSpec::whole(format!("model.layers.{}.{name}", self.index), shape)
+    }
+
+    fn one(&self, label: &str, name: &str, shape: &[usize]) -> WeightSpec {
+        self.stack(label, vec![self.tensor(name, shape)])
+    }
+
+    fn norm(&self, name: &str, path: &str, width: usize) -> WeightSpec {
+        WeightSpec {
+            made: Made::Plus(self.config.norm_offset),
+            ..self.one(name, &format!("{path}{name}.weight"), &[width])
+        }
+    }
+
+    /// Projections of `block` and their rows, one tensor each, or a single tensor that holds them all. Without columns they are biases.
+    fn projections(
+        &self,
+        label: &str,
+        block: &str,
+        split: &[(&str, usize)],
+        fused: &str,
+        cols: Option<usize>,
+    ) -> WeightSpec {
+        let suffix = if cols.is_some() { "weight" } else { "bias" };
+        let spec = |name: &str, rows: usize| {
+            let shape: Vec<usize> = std::iter::once(rows).chain(cols).collect();
+            self.tensor(&format!("{block}.{name}.{suffix}"), &shape)
+        };
+        let mixture = self.config.family.mixture.zip(self.config.experts);
+        let parts = match (self.config.family.fusion, mixture) {
+            (Fusion::Split, Some((mixture, experts)))
+                if block == EXPERTS && mixture.stored == ExpertTensors::Each =>
+            {
+                let each = |(name, rows): &(&str, usize)| {
+                    let (name, rows) = (name.to_string(), rows / experts.count);
+                    (0..experts.count).map(move |expert| (format!("{expert}.{name}"), rows))
+                };
+                split.iter().flat_map(each).map(|(name, rows)| spec(&name, rows)).collect()
+            }
+            (Fusion::Split, Some((mixture, experts)))
+                if block == EXPERTS && mixture.stored == ExpertTensors::Halves =>
+            {
+                let stored = if split.len() == 1 { split[0].0 } else { fused };
+                let each: Vec<usize> = split.iter().map(|(_, rows)| rows / experts.count).collect();
+                let period: usize = each.iter().sum();
+                let shape: Vec<usize> = [experts.count, period].into_iter().chain(cols).collect();
+                let part = |(at, &rows): (usize, &usize)| TensorSpec {
+                    rows: Pick { period, first: each[..at].iter().sum(), rows },
+                    ..self.tensor(&format!("{block}.{stored}"), &shape)
+                };
+                each.iter().enumerate().map(part).collect()
+            }
+            (Fusion::Split, _) => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
+            (Fusion::Fused, _) => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
+        };
+        self.stack(label, parts)
+    }
+
+    fn attention(&self) -> Attention<WeightSpec, WeightSpec> {
+        let config = self.config;
+        let (hidden, dim, q, kv) = (config.hidden, config.head_dim, config.q_width(), config.kv_width());
+        let split = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let qkv = |label, cols| self.projections(label, "self_attn", &split, "qkv_proj", cols);
+        let head_norm = |name: &str| config.family.qk_norm.then(|| self.norm(name, "self_attn.", dim));
+        // Each head's queries, and behind them its gate.
+        let gated = |rows| TensorSpec { rows, ..self.tensor("self_attn.q_proj.weight", &[2 * q, hidden]) };
+        let half = |first| Pick { period: 2 * dim, first, rows: dim };
+        let mut stacked = qkv("qkv", Some(hidden));
+        if config.family.output_gate {
+            stacked.parts[0] = gated(half(0));
+        }
+        Attention {
+            qkv: stacked,
+            qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
+            gate: config.family.output_gate.then(|| self.stack("gate", vec![gated(half(dim))])),
+            q_norm: head_norm("q_norm"),
+            k_norm: head_norm("k_norm"),
+            sinks: config.family.sinks.then(|| self.one("sinks", "self_attn.sinks", &[config.heads])),
+            o: self.one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
+            o_bias: config.o_bias.then(|| self.one("o_bias", "self_attn.o_proj.bias", &[hidden])),
+        }
+    }
+
+    fn delta(&self, net: &DeltaNet) -> Delta<WeightSpec, WeightSpec> {
+        let hidden = self.config.hidden;
+        let &DeltaNet { key_heads, value_heads, key_dim, value_dim, taps } = net;
+        let (keys, values, channels) = (key_heads * key_dim, value_heads * value_dim, net.channels());
+        let name = |name: &str| format!("linear_attn.{name}");
+        let part = |of: &str, shape: &[usize]| self.tensor(&name(of), shape);
+        let picked = |of: &str, rows: usize, [period, first, count]: [usize; 3]| TensorSpec {
+            rows: Pick { period, first, rows: count },
+            ..part(of, &[rows, hidden])
+        };
+        let (qkv, gates, z) = match self.config.family.delta {
+            Some(DeltaTensors::ByKeyHead) => {
+                let each = value_heads / key_heads;
+                let (period, rows) = (2 * key_dim + 2 * each * value_dim, 2 * keys + 2 * values);
+                let of_head = |first, count| picked("in_proj_qkvz.weight", rows, [period, first, count]);
+                let of_gates = |first| picked("in_proj_ba.weight", 2 * value_heads, [2 * each, first, each]);
+                let v = 2 * key_dim;
+                (
+                    vec![of_head(0, key_dim), of_head(key_dim, key_dim), of_head(v, each * value_dim)],
+                    vec![of_gates(0), of_gates(each)],
+                    of_head(v + each * value_dim, each * value_dim),
+                )
+            }
+            Some(DeltaTensors::Each) | None => (
+                vec![part("in_proj_qkv.weight", &[channels, hidden])],
+                ["b", "a"].map(|g| part(&format!("in_proj_{g}.weight"), &[value_heads, hidden])).to_vec(),
+                part("in_proj_z.weight", &[values, hidden]),
+            ),
+        };
+        let vector = |label: &str, of: &str, shape: &[usize]| self.one(label, &name(of), shape);
+        Delta {
+            qkv: self.stack("delta_qkv", qkv),
+            taps: WeightSpec { made: Made::Taps, ..vector("taps", "conv1d.weight", &[channels, 1, taps]) },
+            gates: self.stack("delta_gates", gates),
+            decay: WeightSpec { made: Made::MinusExp, ..vector("decay", "A_log", &[value_heads]) },
+            step_bias: vector("step_bias", "dt_bias", &[value_heads]),
+            z: self.stack("delta_z", vec![z]),
+            norm: vector("delta_norm", "norm.weight", &[value_dim]),
+            o: vector("out_proj", "out_proj.weight", &[hidden, values]),
+        }
+    }
+
+    fn feed_forward(&self) -> FeedForward<WeightSpec, WeightSpec> {
+        let config = self.config;
+        let (hidden, inner) = (config.hidden, config.intermediate);
+        let count = config.experts.map_or(1, |experts| experts.count);
+        let router = config.family.mixture.map(|mixture| mixture.router);
+        let router_spec = |suffix: &str, shape: &[usize]| {
+            router.map(|router| self.one(&format!("router_{suffix}"), &format!("{router}.{suffix}"), shape))
+        };
+        let split = [("gate_proj", count * inner), ("up_proj", count * inner)];
+        let mlp = if router.is_some() { EXPERTS } else { "mlp" };
+        let gate_up = |label, cols| self.projections(label, mlp, &split, "gate_up_proj", cols);
+        let down =
+            |label, cols| self.projections(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
+        let shared = config.experts.and_then(|experts| experts.shared);
+        let of_shared =
+            |name: &str, rows, cols| self.tensor(&format!("mlp.shared_expert{name}.weight"), &[rows, cols]);
+        FeedForward {
+            router: router_spec("weight", &[count, hidden]),
+            router_bias: router_spec("bias", &[count]).filter(|_| config.mlp_bias),
+            gate_up: gate_up("gate_up", Some(hidden)),
+            gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
+            down: down("down_proj", Some(inner)),
+            down_bias: config.mlp_bias.then(|| down("down_bias", None)),
+            shared_gate_up: shared.map(|inner| {
+                let parts = [".gate_proj", ".up_proj"].map(|name| of_shared(name, inner, hidden));
+                self.stack("shared_gate_up", parts.to_vec())
+            }),
+            shared_down: shared
+                .map(|inner| self.stack("shared_down", vec![of_shared(".down_proj", hidden, inner)])),
+            shared_gate: shared.map(|_| self.stack("shared_gate", vec![of_shared("_gate", 1, hidden)])),
+        }
+    }
+}
