@@ -102,6 +102,7 @@ PHI4_HALF = 6  # rotated pairs: head_dim 16 * 0.75 / 2
 #   rename: fields that were called otherwise in transformers 4
 #   drop: fields removed from config.json, because checkpoints in the wild lack them
 #   shard: largest shard, when the checkpoint is to be sharded
+#   stacked: experts are stored as in the released checkpoints, all in one tensor; transformers writes them apart
 #   cases: (prompt length, max_model_len given to Folio or None)
 FAMILIES = {
     "llama2": (LlamaConfig, LlamaForCausalLM, base(), torch.float32,
@@ -209,12 +210,12 @@ FAMILIES = {
                 torch.bfloat16, dict(margin=SMALL_MARGIN)),
     "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM,
                          hybrid(num_hidden_layers=2, full_attention_interval=2, **MIXTURE), torch.float16,
-                         dict(margin=SMALL_MARGIN)),
+                         dict(margin=SMALL_MARGIN, stacked=True)),
     "qwen3_5_moe": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration,
                     dict(text_config=hybrid(num_hidden_layers=3, layer_types=["linear_attention"] * 2 + ["full_attention"], **MIXTURE),
                          vision_config=TINY_VISION, image_token_id=190, video_token_id=191, vision_start_token_id=192,
                          vision_end_token_id=193, tie_word_embeddings=False),
-                    torch.bfloat16, dict(margin=SMALL_MARGIN)),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN, stacked=True)),
 }
 
 
@@ -323,11 +324,24 @@ def write(name, model, dtype, options, found, seed):
                              smallest_margin=round(margin, 5)))
     model.to(dtype).save_pretrained(folder, max_shard_size=options.get("shard", "5GB"))
     rewrite_config(folder / "config.json", dtype, options)
+    if options.get("stacked"):
+        stack_experts(folder / "model.safetensors")
     save_file(tensors, folder / "expected.safetensors")
     note = dict(made_by="tools/make_fixtures.py", seed=seed, cases=expected)
     (folder / "expected.json").write_text(json.dumps(note) + "\n")
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{name}: seed {seed}, margins {[case['smallest_margin'] for case in expected]}, {size // 1024} KiB")
+
+
+def stack_experts(path):
+    """Of each layer, `experts.gate_up_proj` [experts, 2 * inner, hidden], gates first, and `experts.down_proj`."""
+    tensors = load_file(path)
+    for layer in {name.split(".experts.")[0] for name in tensors if ".experts." in name}:
+        count = sum(name.startswith(f"{layer}.experts.") and name.endswith("up_proj.weight") for name in tensors)
+        take = lambda part: torch.stack([tensors.pop(f"{layer}.experts.{e}.{part}.weight") for e in range(count)])
+        tensors[f"{layer}.experts.gate_up_proj"] = torch.cat([take("gate_proj"), take("up_proj")], 1).contiguous()
+        tensors[f"{layer}.experts.down_proj"] = take("down_proj").contiguous()
+    save_file(tensors, path, metadata=dict(format="pt"))
 
 
 def rewrite_config(path, dtype, options):
