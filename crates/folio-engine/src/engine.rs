@@ -93,10 +93,10 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
-    let preempted_in = parts.tiers.iter().position(|tier| tier.keeps_preempted());
+    let preempted_in = parts.tiers.iter().position(|tier| tier.swaps());
     scheduler = scheduler
         .with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()))
-        .keeping_preempted_in(preempted_in.map(|at| TierId(at as u8)));
+        .swapping_to(preempted_in.map(|at| TierId(at as u8)));
     for tier in &parts.tiers {
         let mailbox = shared.mailbox.clone();
         tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());

@@ -1,48 +1,75 @@
 //! What a backend that samples by itself is asked for, and what its answers are here.
 //!
-//! Owns: the translation, and which steps a device can answer. Must never: choose a token. A step whose answers must follow a guide or
-//! count drafts in a penalty, or that wants several tokens of one row (the first of a request with `n` > 1), is sampled on the host, from logits.
+//! Owns: the translation, and who chooses. Must never: choose a token. Behind a step that a device computes the next one may run, so what a
+//! device cannot choose holds up nobody: of such a row (its answer follows a guide or counts drafts in a penalty, or several tokens are drawn of
+//! it, the first of a request with `n` > 1) the logits come with the step's answers, and its tokens are chosen when it is over. So a mask is
+//! asked for then.
 
 use folio_model::sampling::{Choice, Draw, Logprobs, Outcome, SampleRow};
+use smallvec::SmallVec;
 
 use crate::executor::Served;
-use crate::plan::{SampleSpec, Sampled, StepPlan, Want};
+use crate::plan::{SamplePlan, SampleSpec, Sampled, StepPlan, Want};
 use crate::request::TokenLogprobs;
 
-/// Finds what is wanted of each of a batch's rows of logits: sequence and sample of the plan. Whether a device that gives log
-/// probabilities of `most` alternatives can answer all of it.
-pub(crate) fn ask(plan: &StepPlan, served: &[Served], most: u32, asked: &mut Vec<[u32; 2]>) -> bool {
-    asked.clear();
-    asked.extend(served.iter().filter(|row| row.hidden == 0).map(|row| [row.sequence, row.first_sample]));
-    let alone = served.iter().all(|row| row.hidden > 0 || row.samples == 1);
-    alone
-        && asked.iter().all(|place| match want(plan, place) {
-            Want::Token(spec) if spec.history.is_some() && behind_drafts(plan, place) => false,
-            Want::Token(spec) => spec.guide.is_none() && spec.params.logprobs.is_none_or(|top| top <= most),
-            Want::Score { top, .. } => *top <= most,
-            Want::Hidden | Want::HiddenSum { .. } => false,
-        })
+/// A token that is chosen from the logits of row `row` when they are there.
+pub(crate) struct ChosenHere {
+    pub row: u32,
+    pub drafts: SmallVec<[u32; 16]>,
+    pub spec: SampleSpec,
 }
 
-/// What [`ask`] found, in the order of the rows of logits.
+/// Finds which of a batch's rows are rows of logits. Whether a device that gives log probabilities of `most` alternatives can answer
+/// all of it.
+pub(crate) fn ask(plan: &StepPlan, served: &[Served], most: u32, asked: &mut Vec<Served>) -> bool {
+    asked.clear();
+    asked.extend(served.iter().filter(|row| row.hidden == 0));
+    asked.iter().flat_map(|row| row.wants(plan)).all(|sample| match &sample.want {
+        // A later step may name it where the device chooses.
+        Want::Token(spec) => spec.params.logprobs.is_none_or(|top| top <= most),
+        Want::Score { top, .. } => *top <= most,
+        Want::Hidden | Want::HiddenSum { .. } => false,
+    })
+}
+
+/// What is asked of the rows that [`ask`] found, in order.
 pub(crate) fn rows<'a>(
     plan: &'a StepPlan,
-    asked: &'a [[u32; 2]],
+    asked: &'a [Served],
 ) -> impl ExactSizeIterator<Item = SampleRow<'a>> {
-    asked.iter().map(|place| match want(plan, place) {
+    asked.iter().map(|row| match &row.wants(plan)[0].want {
+        Want::Token(_) if is_chosen_here(plan, row) => SampleRow { choice: Choice::Logits, logprobs: None },
         Want::Token(spec) => SampleRow { choice: Choice::Draw(draw(spec)), logprobs: spec.params.logprobs },
         Want::Score { next, top } => SampleRow { choice: Choice::Known(*next), logprobs: Some(*top) },
         Want::Hidden | Want::HiddenSum { .. } => unreachable!("no row of logits"),
     })
 }
 
-fn want<'a>(plan: &'a StepPlan, [sequence, sample]: &[u32; 2]) -> &'a Want {
-    &plan.sequences[*sequence as usize].samples[*sample as usize].want
+/// The tokens that are chosen here of the rows that [`ask`] found; `drafts`: the drafts before a sample.
+pub(crate) fn chosen_here<'a>(
+    plan: &'a StepPlan,
+    asked: &'a [Served],
+    drafts: impl Fn(&'a [u32]) -> &'a [u32],
+) -> impl Iterator<Item = ChosenHere> {
+    let rows = (0..).zip(asked).filter(|(_, row)| is_chosen_here(plan, row));
+    let samples = rows.flat_map(|(at, row)| row.wants(plan).iter().map(move |sample| (at, row, sample)));
+    samples.filter_map(move |(row, of, sample)| {
+        let Want::Token(spec) = &sample.want else { return None };
+        let drafts = drafts(plan.sequences[of.sequence as usize].drafts_before(sample));
+        Some(ChosenHere { row, drafts: drafts.into(), spec: spec.clone() })
+    })
 }
 
-fn behind_drafts(plan: &StepPlan, [sequence, sample]: &[u32; 2]) -> bool {
-    let sequence = &plan.sequences[*sequence as usize];
-    !sequence.drafts_before(&sequence.samples[*sample as usize]).is_empty()
+fn is_chosen_here(plan: &StepPlan, row: &Served) -> bool {
+    let wants = row.wants(plan);
+    let behind_drafts =
+        |sample: &SamplePlan| !plan.sequences[row.sequence as usize].drafts_before(sample).is_empty();
+    wants.iter().any(|sample| match &sample.want {
+        Want::Token(spec) => {
+            wants.len() > 1 || spec.guide.is_some() || (spec.history.is_some() && behind_drafts(sample))
+        }
+        _ => false,
+    })
 }
 
 fn draw(spec: &SampleSpec) -> Draw<'_> {
@@ -72,6 +99,7 @@ pub(crate) fn sampled(outcome: Outcome) -> Sampled {
     match outcome {
         Outcome::Token { id, logprobs: own } => Sampled::Token { id, logprobs: own.map(logprobs) },
         Outcome::Score(own) => Sampled::Score(logprobs(own)),
+        Outcome::Logits => Sampled::Failed("its logits were not asked for".into()),
         Outcome::Failed(reason) => Sampled::Failed(reason.into()),
     }
 }

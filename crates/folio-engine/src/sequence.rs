@@ -150,8 +150,6 @@ pub(crate) struct Found {
     /// The plan it was looked up for.
     pub plan: u64,
     pub lookup: Lookup,
-    /// Positions that the cache alone had of it.
-    pub cached: u32,
 }
 
 /// Holds blocks and is considered in every plan.

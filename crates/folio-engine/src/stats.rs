@@ -149,7 +149,7 @@ pub struct Counters {
     /// Sequences that lost their blocks.
     pub preemptions: u64,
     /// Of `preemptions`, those whose blocks a tier was given to keep.
-    pub preemptions_kept: u64,
+    pub preemptions_swapped: u64,
     /// Loads that each tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
     pub tier_loads: [u64; TIERS_MAX],
     pub failed_tier_loads: [u64; TIERS_MAX],

@@ -85,9 +85,9 @@ pub trait Tier: Send + Sync {
         1
     }
 
-    /// Whether it takes what it is given as fast as memory does. Then it is where sequences that are preempted are kept: whoever wants their
+    /// Whether it takes what it is given as fast as memory does. Then sequences that are preempted are swapped to it: whoever wants their
     /// blocks waits until it has read them.
-    fn keeps_preempted(&self) -> bool {
+    fn swaps(&self) -> bool {
         false
     }
 

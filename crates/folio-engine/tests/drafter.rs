@@ -1,8 +1,8 @@
 //! A model that proposes drafts: the tokens are as alone, and what it computes is what it lacks.
 
-use folio_engine::{Drafter, Request, SchedulerConfig, Speculation};
+use folio_engine::{Drafter, Request, SchedulerConfig};
 use folio_sim::machine::Machine;
-use folio_sim::scenario::request;
+use folio_sim::scenario::{self, request};
 
 const EVER: u32 = u32::MAX;
 
@@ -20,10 +20,9 @@ fn machine(blocks: u32, drafter_blocks: u32, positions: u32) -> Machine {
     Machine::new(config(), blocks, 4).with_drafter(drafter_blocks, positions, 64)
 }
 
-/// At most `drafts` of the model in a step.
+/// At most `drafts` of it in a step.
 fn drafted(id: u64, prompt: &[u32], max_tokens: u32, drafts: u32) -> Request {
-    let speculation = Some(Speculation::new(Drafter::Model, drafts, prompt, &[]));
-    Request { speculation, ..request(id, prompt, max_tokens) }
+    scenario::drafted(id, Drafter::Model, prompt, max_tokens, drafts)
 }
 
 fn prompt(tokens: u32) -> Vec<u32> {

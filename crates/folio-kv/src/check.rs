@@ -93,6 +93,8 @@ impl KvCache {
                 None => count("pinned blocks that are not in the index of their tenant", 0, 1)?,
             }
         }
+        let shared = held.iter().map(|held| u64::from(held.saturating_sub(1))).sum();
+        count("references beyond the first", self.groups[group].shared.into(), shared)?;
         for (slot, held) in (0..).zip(held) {
             let counted = if pool.is_free(slot) { 0 } else { pool.slot(slot).refs };
             if counted != held {

@@ -14,6 +14,7 @@
 //! | `pool` | storage: slots, reference counts, the free list |
 //! | `group` | where nodes reside in one cache group; the order of eviction where the policy has no say |
 //! | `blocks` | the life of a block on the device |
+//! | `list` | lists of blocks in order of last use |
 //! | `lease` | what is read and written beside the steps |
 //! | `events` | what became cached and what is gone, recorded |
 //! | `policy` | the order of eviction in group 0, a trait object |
@@ -38,6 +39,7 @@ mod events;
 mod group;
 mod hash;
 mod lease;
+mod list;
 mod nodes;
 mod policy;
 mod pool;

@@ -223,8 +223,6 @@ impl Transfers {
                 false => self.load_for_sequence(around),
             }
         }
-        // Whoever shares blocks of a window keeps them from being free when they are left behind.
-        around.scheduler.update_reservations(around.cache);
         let late = self.transfers.iter().any(|transfer| self.is_late(transfer, around.scheduler));
         around.report.wanted_late_slots += u64::from(late && around.scheduler.contended());
         self.check(around.scheduler)

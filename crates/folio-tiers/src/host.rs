@@ -110,7 +110,7 @@ impl Kept {
 }
 
 impl Store for HostStore {
-    fn keeps_preempted(&self) -> bool {
+    fn swaps(&self) -> bool {
         true
     }
 

@@ -31,8 +31,8 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
-    /// See [`Tier::keeps_preempted`].
-    fn keeps_preempted(&self) -> bool {
+    /// See [`Tier::swaps`].
+    fn swaps(&self) -> bool {
         false
     }
 
@@ -162,8 +162,8 @@ impl Tier for StoreTier {
         self.shared.store.chunk_blocks(&self.shared.device)
     }
 
-    fn keeps_preempted(&self) -> bool {
-        self.shared.store.keeps_preempted()
+    fn swaps(&self) -> bool {
+        self.shared.store.swaps()
     }
 
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {

@@ -40,7 +40,6 @@ impl Scheduler {
             Ok(output) => self.apply(cache, &begun, output),
             Err(error) => self.fail(cache, &begun, &error),
         }
-        self.update_reservations(cache);
         self.last_step = (now, begun.tokens, begun.decodes);
         self.ring.spare.push(begun.clear());
         &mut self.events
@@ -378,17 +377,14 @@ impl Scheduler {
     fn fork(&mut self, cache: &mut KvCache, leader: Slot, sibling: Slot) {
         let reserve = self.must_reserve(sibling);
         let (parent, child) = (&self.sequences[leader], &self.sequences[sibling]);
-        let Some(Running { table, reserved, .. }) = parent.running() else { return };
+        let Some(Running { table, .. }) = parent.running() else { return };
         // One block to write in must be left for it and one for the leader, or the fork only leads to preemption; with
-        // a reservation, all that it may ever need, and what the leader may need because it shares.
-        let growth = child.growth(child.final_positions(), self.config.max_num_batched_tokens);
-        let (fork, loss) = cache.fork_demand(table, growth);
+        // reservations, all that it may ever need, or that it comes to share.
+        let positions = if reserve { child.final_positions() } else { child.computed() };
         let mut room = GroupCounts::each(cache.groups(), |_| 2);
-        if reserve {
-            room += fork;
-        }
-        if reserved.is_some() {
-            room += loss;
+        if reserve || !self.reservations.is_empty() {
+            let growth = child.growth(positions, self.config.max_num_batched_tokens);
+            room += cache.fork_demand(table, growth);
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
         if !place || !self.fits(cache, child.owner(), room, None).fits() {
@@ -407,7 +403,6 @@ impl Scheduler {
             self.reserve(cache, sibling);
         }
         self.update_reservation(cache, leader);
-        self.update_reservations(cache);
     }
 
     fn goes_on(&self, slot: Slot, token: u32) -> bool {

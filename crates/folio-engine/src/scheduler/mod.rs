@@ -18,7 +18,7 @@
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
 //! | `loads` | blocks that are filled from outside the steps, or read there |
-//! | `kept`, `costs` | what of a preempted sequence is kept in a tier, because computing it again would cost more |
+//! | `swap`, `costs` | what of a preempted sequence is swapped to a tier, because computing it again would cost more |
 //! | `row_times` | what a step takes over its rows |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
@@ -65,7 +65,6 @@ mod costs;
 mod drafts;
 mod fair;
 mod figures;
-mod kept;
 mod loads;
 mod preemption;
 mod queue;
@@ -74,6 +73,7 @@ mod room;
 mod row_times;
 mod shared_prefixes;
 mod suspend;
+mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -191,9 +191,9 @@ impl Scheduler {
         self
     }
 
-    /// The tier that keeps what preempted sequences computed ([`crate::Tier::keeps_preempted`]): see `kept`.
-    pub fn keeping_preempted_in(mut self, tier: Option<TierId>) -> Self {
-        self.transfers.preempted_in = tier;
+    /// The tier that keeps what preempted sequences computed ([`crate::Tier::swaps`]): see `swap`.
+    pub fn swapping_to(mut self, tier: Option<TierId>) -> Self {
+        self.transfers.swap = tier;
         self
     }
 

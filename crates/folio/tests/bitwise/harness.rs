@@ -609,10 +609,10 @@ impl World {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
         let mut drafters = Drafters::default();
-        let preempted_in = self.tiers.iter().position(|tier| tier.keeps_preempted());
+        let preempted_in = self.tiers.iter().position(|tier| tier.swaps());
         scheduler = scheduler
             .with_tiers(self.tiers.iter().map(|tier| tier.chunk_blocks()))
-            .keeping_preempted_in(preempted_in.map(|at| TierId(at as u8)));
+            .swapping_to(preempted_in.map(|at| TierId(at as u8)));
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
         run.vectors = run.tokens.clone();
@@ -683,7 +683,7 @@ impl World {
         run.loaded_from = std::mem::take(&mut device.loaded_from);
         drop(device);
         run.rows = self.recorder.take();
-        run.kept = scheduler.counters().preemptions_kept;
+        run.kept = scheduler.counters().preemptions_swapped;
         let counters = scheduler.counters();
         (run.recomputed, run.ahead, run.orphans) =
             (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);

@@ -60,7 +60,7 @@ impl Collector for EngineCollector {
                 "vllm:spec_decode_num_accepted_tokens_total" => by_drafter(&stats, |counts| counts.accepted),
                 "vllm:spec_decode_num_accepted_tokens_per_pos_total" => accepted_by_place(&stats),
                 "folio:preemptions_total" => {
-                    let (all, kept) = (stats.counters.preemptions, stats.counters.preemptions_kept);
+                    let (all, kept) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
                     labelled("mode", &[("tier", kept), ("recompute", all - kept)])
                 }
                 "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
