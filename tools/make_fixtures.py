@@ -20,6 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -28,10 +33,16 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -40,6 +51,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -163,6 +176,39 @@ FAMILIES = {
                        intermediate_size=72, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, rms_norm_eps=1e-6,
                        rope_theta=1000000.0, tie_word_embeddings=False, decoder_sparse_step=1, mlp_only_layers=[]),
                   torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "mixtral": (MixtralConfig, MixtralForCausalLM,
+                base(num_key_value_heads=2, hidden_size=32, intermediate_size=24, num_local_experts=5, num_experts_per_tok=2,
+                     rope_theta=1000000.0, tie_word_embeddings=False),
+                torch.bfloat16, dict(margin=SMALL_MARGIN, old=True)),
+    "mistral3": (Mistral3Config, Mistral3ForConditionalGeneration,
+                 dict(text_config=dict(model_type="mistral", **base(num_key_value_heads=1, hidden_size=40, head_dim=12,
+                                                                    intermediate_size=64, sliding_window=None,
+                                                                    rope_theta=1000000.0, tie_word_embeddings=False)),
+                      vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                         num_attention_heads=2, image_size=8, patch_size=4),
+                      image_token_index=190, tie_word_embeddings=False),
+                 torch.bfloat16, {}),
+    "granite": (GraniteConfig, GraniteForCausalLM,
+                base(num_key_value_heads=2, hidden_size=40, intermediate_size=64, num_hidden_layers=3, embedding_multiplier=0.375,
+                     residual_multiplier=0.75, attention_multiplier=0.2, logits_scaling=6.0, tie_word_embeddings=True),
+                torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "seed_oss": (SeedOssConfig, SeedOssForCausalLM,
+                 base(num_key_value_heads=2, hidden_size=40, head_dim=16, intermediate_size=64, attention_bias=True,
+                      attention_out_bias=False, mlp_bias=False, tie_word_embeddings=False, rope_theta=1e7),
+                 torch.bfloat16, {}),
+    "exaone4": (Exaone4Config, Exaone4ForCausalLM,
+                base(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=64, num_hidden_layers=4,
+                     sliding_window=11, sliding_window_pattern=4, tie_word_embeddings=False),
+                torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(60, None)])),
+    # Without a window every layer is rotated.
+    "exaone4_small": (Exaone4Config, Exaone4ForCausalLM,
+                      base(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=64, num_hidden_layers=2,
+                           sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=False),
+                      torch.float16, dict(margin=SMALL_MARGIN)),
+    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM,
+                 base(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=64, use_bias=True,
+                      tie_word_embeddings=True, rope_theta=500000.0),
+                 torch.bfloat16, {}),
     # The weights of the chosen do not add up to one.
     "qwen3_moe_shares": (Qwen3MoeConfig, Qwen3MoeForCausalLM,
                          base(num_key_value_heads=1, hidden_size=24, head_dim=16, num_hidden_layers=1, moe_intermediate_size=16,
@@ -320,7 +366,7 @@ def add_hidden(folder):
     tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith("hidden.")}
     config = json.loads((folder / "config.json").read_text())
     nested, dtype = "text_config" in config, getattr(torch, config.get("dtype") or config["torch_dtype"])
-    kind = Gemma3ForConditionalGeneration if nested else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if nested else AutoModelForCausalLM
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for module in model.modules():

@@ -5,8 +5,8 @@
 //! over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten, or used and never loaded.
 
 use crate::backend::{DType, GroupKind, KvGroup, KvLayout};
-use crate::config::{Config, Experts};
-use crate::family::{ExpertTensors, Fusion};
+use crate::config::{Config, EmbeddingScale, Experts};
+use crate::family::{ExpertTensors, Fusion, Norms};
 use crate::kv_format::KvFormats;
 use crate::program::{AttentionSpec, Buf, ExpertsSpec, Head, MatrixId, Op, Program, RopeId, VectorId};
 use crate::quant::Encoding;
@@ -30,6 +30,8 @@ pub struct WeightSpec {
     pub parts: Vec<TensorSpec>,
     /// Added to every value of a vector: 1 where norms are stored as what is added to one.
     pub offset: f32,
+    /// Multiplied with every value of a vector, after that.
+    pub factor: f32,
 }
 
 /// All weights of a decoder; `M` stands for a matrix, `V` for a vector.
@@ -44,7 +46,8 @@ pub struct Weights<M, V> {
 
 #[derive(Clone, Debug)]
 pub struct Layer<M, V> {
-    pub attention_norm: V,
+    /// Of what attention reads.
+    pub attention_norm: Option<V>,
     pub qkv: M,
     pub qkv_bias: Option<V>,
     pub q_norm: Option<V>,
@@ -54,7 +57,8 @@ pub struct Layer<M, V> {
     pub o_bias: Option<V>,
     /// Of what attention adds to the residual stream.
     pub attention_post_norm: Option<V>,
-    pub mlp_norm: V,
+    /// Of what the feed-forward part reads.
+    pub mlp_norm: Option<V>,
     /// Of a mixture of experts; the other matrices and vectors of the feed-forward part are those of all experts then.
     pub router: Option<M>,
     pub router_bias: Option<V>,
@@ -92,6 +96,8 @@ pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
         layers: (0..config.layers).map(|layer| layer_specs(config, layer)).collect(),
         norm: WeightSpec {
             offset: config.norm_offset,
+            // Nothing but the output matrix reads what the last norm gives.
+            factor: (1.0 / config.logit_divisor) as f32,
             ..single("norm", "model.norm.weight".to_owned(), &[hidden])
         },
         head: (!config.tied).then(|| single("lm_head", "lm_head.weight".to_owned(), &[vocab, hidden])),
@@ -100,7 +106,7 @@ pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
 
 fn single(label: &str, name: String, shape: &[usize]) -> WeightSpec {
     let parts = vec![TensorSpec { name, shape: shape.to_vec() }];
-    WeightSpec { label: label.to_owned(), parts, offset: 0.0 }
+    WeightSpec { label: label.to_owned(), parts, offset: 0.0, factor: 1.0 }
 }
 
 /// The part of a layer that holds the experts of a mixture.
@@ -130,7 +136,7 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
             Fusion::Split => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
             Fusion::Fused => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
         };
-        WeightSpec { label: format!("layers.{layer}.{label}"), parts, offset: 0.0 }
+        WeightSpec { label: format!("layers.{layer}.{label}"), parts, offset: 0.0, factor: 1.0 }
     };
     let one = |label: &str, name: &str, shape: &[usize]| {
         single(&format!("layers.{layer}.{label}"), format!("{prefix}.{name}"), shape)
@@ -151,10 +157,10 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
     };
     let head_norm = |name: &str| config.family.qk_norm.then(|| norm(name, "self_attn.", config.head_dim));
     // With a norm behind each block, the one that others have before the second is behind the first.
-    let post = config.family.post_norms;
+    let (pre, post) = (config.family.norms != Norms::After, config.family.norms != Norms::Before);
     let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
     Layer {
-        attention_norm: norm("input_layernorm", "", hidden),
+        attention_norm: pre.then(|| norm("input_layernorm", "", hidden)),
         qkv: qkv("qkv", Some(hidden)),
         qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
         q_norm: head_norm("q_norm"),
@@ -163,7 +169,7 @@ fn layer_specs(config: &Config, layer: usize) -> Layer<WeightSpec, WeightSpec> {
         o: one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
         o_bias: config.o_bias.then(|| one("o_bias", "self_attn.o_proj.bias", &[hidden])),
         attention_post_norm: post.then(|| norm("post_attention_layernorm", "", hidden)),
-        mlp_norm: norm(mlp_norm, "", hidden),
+        mlp_norm: pre.then(|| norm(mlp_norm, "", hidden)),
         router: router_spec("weight", &[count, hidden]),
         router_bias: router_spec("bias", &[count]).filter(|_| config.mlp_bias),
         gate_up: gate_up("gate_up", Some(hidden)),
@@ -198,7 +204,7 @@ impl Weights<WeightSpec, WeightSpec> {
                 mlp_post_norm,
             } = layer;
             [
-                Some(attention_norm),
+                attention_norm.as_ref(),
                 Some(qkv),
                 qkv_bias.as_ref(),
                 q_norm.as_ref(),
@@ -207,7 +213,7 @@ impl Weights<WeightSpec, WeightSpec> {
                 Some(o),
                 o_bias.as_ref(),
                 attention_post_norm.as_ref(),
-                Some(mlp_norm),
+                mlp_norm.as_ref(),
                 router.as_ref(),
                 router_bias.as_ref(),
                 Some(gate_up),
@@ -244,7 +250,7 @@ pub trait Load<E> {
 impl Layer<WeightSpec, WeightSpec> {
     fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
         Ok(Layer {
-            attention_norm: load.vector(&self.attention_norm)?,
+            attention_norm: self.attention_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             qkv: load.matrix(&self.qkv)?,
             qkv_bias: self.qkv_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             q_norm: self.q_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
@@ -257,7 +263,7 @@ impl Layer<WeightSpec, WeightSpec> {
                 .as_ref()
                 .map(|spec| load.vector(spec))
                 .transpose()?,
-            mlp_norm: load.vector(&self.mlp_norm)?,
+            mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             router: self.router.as_ref().map(|spec| load.matrix(spec)).transpose()?,
             router_bias: self.router_bias.as_ref().map(|spec| load.vector(spec)).transpose()?,
             gate_up: load.matrix(&self.gate_up)?,
@@ -341,17 +347,25 @@ pub fn program(
     // Of one feed-forward part, or of the router's logits.
     let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
     // Of the output of a block that has a norm behind it.
-    let branch = config.family.post_norms.then(|| buffer(config.hidden));
+    let branch = (config.family.norms != Norms::Before).then(|| buffer(config.hidden));
     let tapped = taps.map(|taps| (taps, [buffer(config.hidden), buffer(taps.width)]));
     program.ropes.push(config.rope.table(max_model_len));
     program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
 
-    let eps = config.eps;
+    // With `x` divided by what is multiplied with all that is added to it, that is added as it is; and a norm gives the same of either, with
+    // the epsilon that belongs to it.
+    let added = config.residual_scale;
+    let eps = (f64::from(config.eps) / (added * added)) as f32;
     program.body.push(Op::Embed { table: weights.embed, out: x });
-    program.body.extend(config.embedding_scale.map(|by| Op::Scale { x, by: rounded(by, encoding) }));
+    let scale = match config.embedding_scale {
+        Some(EmbeddingScale::RootOfWidth) => Some(rounded((config.hidden as f64).sqrt(), encoding)),
+        Some(EmbeddingScale::Number(by)) => Some((by / added) as f32),
+        None => (added != 1.0).then_some((1.0 / added) as f32),
+    };
+    program.body.extend(scale.map(|by| Op::Scale { x, by }));
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
-        tap(&mut program, index, x, tapped);
+        tap(&mut program, index, x, added, tapped);
         let group = groups[index];
         program.attention.push(AttentionSpec {
             group: group as u32,
@@ -369,10 +383,10 @@ pub fn program(
             }),
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
-            norm_eps: eps,
+            norm_eps: config.eps,
         });
         program.body.extend([
-            Op::RmsNorm { x, weight: layer.attention_norm, eps, out: normed },
+            read(x, layer.attention_norm, eps, normed),
             Op::Linear { x: normed, weight: layer.qkv, bias: layer.qkv_bias, out: qkv, add: false },
             Op::WriteKv { qkv, spec: index },
             Op::Attention { qkv, spec: index, out: attended },
@@ -390,7 +404,7 @@ pub fn program(
             },
             x,
         );
-        program.body.push(Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: normed });
+        program.body.push(read(x, layer.mlp_norm, eps, normed));
         let last = feed_forward(config, layer, &mut program, [normed, inner]);
         add_block(
             &mut program,
@@ -400,7 +414,7 @@ pub fn program(
             x,
         );
     }
-    tap(&mut program, weights.layers.len(), x, tapped);
+    tap(&mut program, weights.layers.len(), x, added, tapped);
     program.head = Head {
         x,
         norm: weights.norm,
@@ -412,16 +426,32 @@ pub fn program(
     program
 }
 
-/// What is tapped of `x` before layer `index`. The buffers are of the width of `x`, and the features.
-fn tap(program: &mut Program, index: usize, x: Buf, tapped: Option<(&Taps, [Buf; 2])>) {
+/// What a part of a layer reads of the residual stream `x`.
+fn read(x: Buf, norm: Option<VectorId>, eps: f32, out: Buf) -> Op {
+    match norm {
+        Some(weight) => Op::RmsNorm { x, weight, eps, out },
+        // A device may need it in another form than that in which it is added to.
+        None => Op::Copy { x, out },
+    }
+}
+
+/// What is tapped of the residual stream, which is `added` times `x`, before layer `index`. The buffers are of the width of `x`, and the
+/// features.
+fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(&Taps, [Buf; 2])>) {
     let Some((taps, [own, features])) = tapped else { return };
     for tap in taps.of.iter().filter(|tap| tap.before == index) {
         let add = program.features.replace(features).is_some();
-        program.body.push(match tap.norm {
-            Some((weight, eps)) => Op::RmsNorm { x, weight, eps, out: own },
-            // A device may need it in another form than that in which it is added to.
-            None => Op::Copy { x, out: own },
-        });
+        match tap.norm {
+            Some((weight, eps)) => {
+                let eps = (f64::from(eps) / (added * added)) as f32;
+                program.body.push(Op::RmsNorm { x, weight, eps, out: own });
+            }
+            None => {
+                // A device may need it in another form than that in which it is added to.
+                program.body.push(Op::Copy { x, out: own });
+                program.body.extend((added != 1.0).then_some(Op::Scale { x: own, by: added as f32 }));
+            }
+        }
         program.body.push(Op::Linear { x: own, weight: tap.matrix, bias: None, out: features, add });
     }
 }

@@ -364,12 +364,12 @@ fn views<'b>(parts: &'b [Part<'_>]) -> Vec<TensorView<'b>> {
 }
 
 /// A vector of f32.
-struct Shifted {
+struct Changed {
     shape: [usize; 1],
     bytes: Vec<u8>,
 }
 
-impl Shifted {
+impl Changed {
     fn view(&self) -> TensorView<'_> {
         TensorView {
             encoding: Encoding::Plain(DType::F32),
@@ -380,12 +380,12 @@ impl Shifted {
     }
 }
 
-/// The values of plain vectors, widened to f32 and plus `offset`.
-fn shifted(parts: &[Part<'_>], offset: f32) -> Shifted {
+/// The values of plain vectors, widened to f32, plus `offset` and times `factor`.
+fn changed(parts: &[Part<'_>], offset: f32, factor: f32) -> Changed {
     let mut bytes = Vec::new();
     for (tensor, values) in parts {
         let stored = &values.bytes;
-        let mut put = |value: f32| bytes.extend((value + offset).to_le_bytes());
+        let mut put = |value: f32| bytes.extend(((value + offset) * factor).to_le_bytes());
         match tensor.encoding.plain() {
             Some(DType::F32) => stored.as_chunks().0.iter().for_each(|b| put(f32::from_le_bytes(*b))),
             Some(DType::F16) => {
@@ -398,7 +398,7 @@ fn shifted(parts: &[Part<'_>], offset: f32) -> Shifted {
             None => {}
         }
     }
-    Shifted { shape: [bytes.len() / 4], bytes }
+    Changed { shape: [bytes.len() / 4], bytes }
 }
 
 impl Load<ModelError> for Loading<'_> {
@@ -411,9 +411,11 @@ impl Load<ModelError> for Loading<'_> {
 
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
         let parts = self.parts(spec)?;
-        let id = match spec.offset {
-            0.0 => self.backend.load_vector(&spec.label, &views(&parts))?,
-            offset => self.backend.load_vector(&spec.label, &[shifted(&parts, offset).view()])?,
+        let id = match (spec.offset, spec.factor) {
+            (0.0, 1.0) => self.backend.load_vector(&spec.label, &views(&parts))?,
+            (offset, factor) => {
+                self.backend.load_vector(&spec.label, &[changed(&parts, offset, factor).view()])?
+            }
         };
         self.packed(spec, &parts);
         Ok(id)

@@ -38,6 +38,13 @@ pub const FIXTURES: &[&str] = &[
     "gpt_oss",
     "qwen3_moe",
     "qwen3_moe_shares",
+    "mixtral",
+    "mistral3",
+    "granite",
+    "seed_oss",
+    "exaone4",
+    "exaone4_small",
+    "ernie4_5",
 ];
 
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
