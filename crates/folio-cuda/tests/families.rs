@@ -9,7 +9,7 @@ use folio_emulator::{Order, device};
 use folio_model::Checkpoint;
 use folio_model::backend::DType;
 use folio_model::reference::ReferenceBackend;
-use folio_model::testing::eagle::{HEADS, check_head};
+use folio_model::testing::heads::{HEADS, WITH_MTP, check_head, check_mtp};
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{
     FIXTURES, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture, quantized, relative_difference,
@@ -37,12 +37,16 @@ fn every_family_matches_transformers_where_nothing_is_rounded() {
 }
 
 #[test]
-fn eagle_heads_compute_what_their_formulas_say() {
+fn heads_compute_what_their_formulas_say() {
     if !folio_emulator::available() {
         return;
     }
     for name in HEADS {
         let worst = check_head(name, floats, LOGIT_TOLERANCE);
+        println!("{name}: within {worst:.1e}");
+    }
+    for name in WITH_MTP {
+        let worst = check_mtp(name, floats, LOGIT_TOLERANCE);
         println!("{name}: within {worst:.1e}");
     }
 }

@@ -15,6 +15,7 @@
 //! Its KV is one group of the cache, the last of a plan, and optional. Blocks of it that are to be copied are copied before it computes
 //! next: nobody else reads or writes them.
 
+mod agreement;
 mod features;
 
 use folio_kv::BlockCopy;
@@ -23,6 +24,7 @@ use crate::plan::{
     DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
     StepOutput, StepPlan, TableChange, Want,
 };
+pub use agreement::{Agreement, Pool, agreement};
 use features::Features;
 
 /// See the module documentation.

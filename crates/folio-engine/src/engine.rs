@@ -75,7 +75,8 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let scheduler = Scheduler::new(config.clone())?;
     let mut scheduler = scheduler
         .with_overlap(parts.executor.depth(), parts.executor.lag())
-        .with_drafter(parts.executor.drafter());
+        .with_drafter(parts.executor.drafter())
+        .with_vocab(parts.vocab);
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
     let mut cache = parts.cache;

@@ -214,7 +214,8 @@ pub struct Timing {
     pub first_token: Micros,
     pub finished: Micros,
     pub preemptions: u32,
-    /// Drafts that were verified, and those of them that were what was chosen.
+    /// Steps that verified drafts, the drafts, and those of them that were what was chosen.
+    pub draft_steps: u32,
     pub draft_tokens: u32,
     pub accepted_draft_tokens: u32,
 }

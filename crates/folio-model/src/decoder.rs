@@ -70,12 +70,13 @@ pub struct Layer<M, V> {
     pub mlp_post_norm: Option<V>,
 }
 
-/// What a decoder gives a drafter of each row: the sum of one product for each layer that is tapped.
+/// What a decoder gives a drafter of each row, its features.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Taps {
-    /// Values of a row's features: rows of every matrix.
-    pub width: usize,
-    pub of: Vec<Tap>,
+pub enum Taps {
+    /// The sum of one product for each layer that is tapped, `width` values: rows of every matrix.
+    Products { width: usize, of: Vec<Tap> },
+    /// The residual stream behind the last layer, as it is or through the last norm.
+    Last { normed: bool },
 }
 
 /// `matrix . x`, or `matrix . norm(x)`, of the residual stream `x` before layer `before`; behind the last layer, where that is their
@@ -348,7 +349,14 @@ pub fn program(
     let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
     // Of the output of a block that has a norm behind it.
     let branch = (config.family.norms != Norms::Before).then(|| buffer(config.hidden));
-    let tapped = taps.map(|taps| (taps, [buffer(config.hidden), buffer(taps.width)]));
+    let tapped = match taps {
+        Some(Taps::Products { width, of }) => Some((of.as_slice(), [buffer(config.hidden), buffer(*width)])),
+        Some(Taps::Last { .. }) | None => None,
+    };
+    let last = taps.and_then(|taps| match taps {
+        Taps::Last { normed } => Some(normed.then(|| buffer(config.hidden))),
+        Taps::Products { .. } => None,
+    });
     program.ropes.push(config.rope.table(max_model_len));
     program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
 
@@ -415,6 +423,11 @@ pub fn program(
         );
     }
     tap(&mut program, weights.layers.len(), x, added, tapped);
+    if let Some(normed) = last {
+        let norm = |out| Op::RmsNorm { x, weight: weights.norm, eps, out };
+        program.body.extend(normed.map(norm));
+        program.features = Some(normed.unwrap_or(x));
+    }
     program.head = Head {
         x,
         norm: weights.norm,
@@ -437,9 +450,9 @@ fn read(x: Buf, norm: Option<VectorId>, eps: f32, out: Buf) -> Op {
 
 /// What is tapped of the residual stream, which is `added` times `x`, before layer `index`. The buffers are of the width of `x`, and the
 /// features.
-fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(&Taps, [Buf; 2])>) {
+fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(&[Tap], [Buf; 2])>) {
     let Some((taps, [own, features])) = tapped else { return };
-    for tap in taps.of.iter().filter(|tap| tap.before == index) {
+    for tap in taps.iter().filter(|tap| tap.before == index) {
         let add = program.features.replace(features).is_some();
         match tap.norm {
             Some((weight, eps)) => {

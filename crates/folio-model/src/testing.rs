@@ -3,8 +3,8 @@
 //! Used by the tests of every crate that has a [`Backend`]; not part of the serving program.
 
 pub mod blocks;
-pub mod eagle;
 pub mod gguf;
+pub mod heads;
 pub mod hub;
 pub mod recast;
 

@@ -50,15 +50,17 @@ pub enum Drafter {
     Model,
     /// The same, where that model is an EAGLE-3 head.
     Eagle3,
+    /// The same, where it is the MTP head in the model's own checkpoint.
+    Mtp,
 }
 
 impl Drafter {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::Suffix, Self::Ngram, Self::Model, Self::Eagle3];
+    pub const ALL: [Self; 5] = [Self::Suffix, Self::Ngram, Self::Model, Self::Eagle3, Self::Mtp];
 
     /// Whether the executor proposes, and not text.
     pub fn is_model(self) -> bool {
-        matches!(self, Self::Model | Self::Eagle3)
+        matches!(self, Self::Model | Self::Eagle3 | Self::Mtp)
     }
 
     /// As flags and metrics have it.
@@ -68,6 +70,7 @@ impl Drafter {
             Self::Ngram => "ngram",
             Self::Model => "model",
             Self::Eagle3 => "eagle3",
+            Self::Mtp => "mtp",
         }
     }
 }
@@ -246,7 +249,7 @@ impl Drafters {
             let (context, most) = (own.tokens(), *most as usize);
             let texts = [own, prediction, prompt];
             match drafter {
-                Drafter::Model | Drafter::Eagle3 => {
+                Drafter::Model | Drafter::Eagle3 | Drafter::Mtp => {
                     self.search.suffix(&[prediction], context, most, &mut self.drafts);
                 }
                 Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),

@@ -82,7 +82,7 @@ use rustc_hash::FxHashMap;
 
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
-use crate::plan::{DrafterModel, SequenceId, StepPlan};
+use crate::plan::{DrafterModel, PLACEHOLDER, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
@@ -122,6 +122,7 @@ pub struct Scheduler {
     headroom: Headroom,
     costs: Costs,
     drafter: Option<DrafterModel>,
+    vocab: u32,
     /// The step being planned.
     step: Step,
     /// Steps that were begun and are not committed.
@@ -160,6 +161,7 @@ impl Scheduler {
             headroom: Headroom::new(),
             costs: Costs::default(),
             drafter: None,
+            vocab: PLACEHOLDER,
             step: Step::default(),
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
             events: Vec::new(),
@@ -181,6 +183,12 @@ impl Scheduler {
     /// The executor has a model for drafts ([`crate::Executor::drafter`]).
     pub fn with_drafter(mut self, drafter: Option<DrafterModel>) -> Self {
         self.drafter = drafter;
+        self
+    }
+
+    /// The model has so many tokens: drafts end where one is none of them.
+    pub fn with_vocab(mut self, vocab: u32) -> Self {
+        self.vocab = vocab.min(PLACEHOLDER);
         self
     }
 

@@ -166,7 +166,7 @@ impl ResponseDriver {
                 // It also queues until the step under way ends and the engine takes it up.
                 let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
                 self.metrics().timing(&timing, produced);
-                self.predicted(&timing);
+                self.predicted(prompt, &timing);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
             }
@@ -174,9 +174,12 @@ impl ResponseDriver {
     }
 
     /// Drafts of a choice that ended, for who asked for some: how many are verified depends on what else runs.
-    fn predicted(&mut self, timing: &Timing) {
+    fn predicted(&mut self, prompt: usize, timing: &Timing) {
         if timing.draft_tokens > 0 && self.job.generation.speculation.wants_drafts() {
             let predicted = self.usage.predicted.get_or_insert_default();
+            let speculation = self.job.prompts[prompt].speculation.as_ref();
+            predicted.drafter = speculation.map_or("", |speculation| speculation.drafter().name());
+            predicted.steps += u64::from(timing.draft_steps);
             predicted.accepted += u64::from(timing.accepted_draft_tokens);
             predicted.rejected += u64::from(timing.draft_tokens - timing.accepted_draft_tokens);
         }

@@ -81,6 +81,11 @@ pub fn speculation(
             format!("'prediction' has {tokens} tokens; this model's maximum context length is {context}.");
         return Err(ApiError::invalid("prediction", message));
     }
+    if let Some(most) = options.most.filter(|most| *most > context) {
+        let message =
+            format!("'speculative.n_max' is {most}; this model's maximum context length is {context}.");
+        return Err(ApiError::invalid("speculative.n_max", message));
+    }
     let asked = options.most.is_some_and(|most| most > 0) || !prediction.is_empty();
     let drafter = inputs.speculate.or_else(|| asked.then(Drafter::default));
     let most = options.most.unwrap_or(DRAFTS_MAX);

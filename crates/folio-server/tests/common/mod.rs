@@ -186,6 +186,7 @@ impl Live {
             stop_token,
             error: (reason == FinishReason::Error).then(|| "the executor failed".into()),
             timing: Box::new(Timing {
+                draft_steps: drafts / 2,
                 draft_tokens: drafts,
                 accepted_draft_tokens: drafts / 2,
                 ..Timing::default()

@@ -141,6 +141,12 @@ pub struct DoctorArgs {
     /// Quantize MODEL while loading it
     #[arg(long, value_enum, value_name = "TYPE", requires = "model")]
     pub quantize: Option<Quantize>,
+    /// What would draft for MODEL, another model or an EAGLE-3 head: how often both say the same is then told
+    #[arg(long, value_name = "MODEL", requires = "model")]
+    pub draft_model: Option<String>,
+    /// With `mtp` the same of the MTP head in MODEL's own checkpoint
+    #[arg(long, value_name = "DRAFTER", requires = "model")]
+    pub speculate: Option<Speculate>,
     /// Most threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Option<u32>,
