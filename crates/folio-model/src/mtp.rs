@@ -174,7 +174,7 @@ impl Head {
     fn norm_spec(&self, name: &str) -> WeightSpec {
         let name = named(name, self.number);
         let parts = vec![TensorSpec { name: name.clone(), shape: vec![self.config.hidden] }];
-        WeightSpec { label: name, parts, offset: self.config.norm_offset }
+        WeightSpec { label: name, parts, offset: self.config.norm_offset, factor: 1.0 }
     }
 
     /// A weight of the decoder of one layer, under its names here.
