@@ -90,7 +90,11 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         mailbox: Arc::new(Mailbox::new(limit)),
         tiers: parts.tiers.clone(),
         past: Mutex::default(),
-        stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),
+        stats: Mutex::new(Arc::new(EngineStats {
+            work: *scheduler.work(),
+            cache: cache.stats(),
+            ..EngineStats::default()
+        })),
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });

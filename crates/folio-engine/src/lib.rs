@@ -31,6 +31,7 @@ mod sequence;
 pub mod stats;
 pub mod tier;
 pub mod turn;
+mod work;
 
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
@@ -57,3 +58,4 @@ pub use tier::{
     find as find_in_tiers,
 };
 pub use turn::{Driver, turn};
+pub use work::{Activity, StepWork, Work};

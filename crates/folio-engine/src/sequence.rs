@@ -77,6 +77,8 @@ pub(crate) struct Sequence {
     pub min_tokens: u32,
     /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
+    /// Microseconds of steps that fall to it since its last event.
+    pub us: f32,
     pub restricted: bool,
     pub stop_tokens: SmallVec<[u32; 4]>,
     pub history: Option<Arc<TokenHistory>>,

@@ -10,6 +10,7 @@ use crate::config::SchedulerConfig;
 use crate::drafting::{DRAFTS_MAX, Drafter};
 use crate::request::Micros;
 use crate::tier::TIERS_MAX;
+use crate::work::Work;
 
 /// Why a sequence is not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -198,6 +199,7 @@ pub struct EngineStats {
     /// Those that are not, by what they wait for.
     pub waiting: PerReason<u32>,
     pub counters: Counters,
+    pub work: Work,
     pub cache: CacheStats,
     /// Tokens computed in the last step, and how many of them were decodes.
     pub last_step_tokens: u32,

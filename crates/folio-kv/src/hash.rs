@@ -244,7 +244,7 @@ impl BlockHashes {
     }
 
     /// Hashes what became full. `tokens`: all there are, of which the first are those that are hashed.
-    pub(crate) fn extend(&mut self, tokens: &[u32]) {
+    pub fn extend(&mut self, tokens: &[u32]) {
         let (root, size) = (&*self.root, self.block_tokens);
         if self.own.len() == tokens.len() / size as usize {
             return;

@@ -42,7 +42,7 @@ pub use folio_api::{ApiError, hints, is_pattern, openapi, refused};
 pub use folio_api::{Limits as RequestLimits, Parsers, unix_s};
 pub use http::Peer;
 pub use http::tls::TlsFiles;
-pub use observability::{metrics, tenant_metrics};
+pub use observability::{metrics, tenant_metrics, why};
 pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, serve};
 pub use tenancy::declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};

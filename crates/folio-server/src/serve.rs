@@ -31,6 +31,7 @@ use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;
 use crate::observability::usage::SAVED_EVERY;
+use crate::observability::why::SAMPLED_EVERY;
 use crate::routes;
 use crate::threads::{FILES, LOOKUPS, SINGLE};
 
@@ -111,6 +112,7 @@ impl Server {
             tokio::spawn(look_at_files(Arc::downgrade(tls)));
         }
         let lag = tokio::spawn(measure_lag(self.state.observability.clone()));
+        let samples = tokio::spawn(sample(self.state.observability.clone()));
         self.resume_batches();
         let (serving, operators) = (self.router(), self.admin_router());
         let accept = async {
@@ -142,6 +144,7 @@ impl Server {
             _ = signals.recv() => {}
         }
         lag.abort();
+        samples.abort();
         state.served.engine.stop();
         self.save_usage();
     }
@@ -255,6 +258,16 @@ async fn measure_lag(observability: Arc<Observability>) {
         let wanted = tokio::time::Instant::now() + LAG_EVERY;
         tokio::time::sleep_until(wanted).await;
         observability.metrics.lag(tokio::time::Instant::now().saturating_duration_since(wanted));
+    }
+}
+
+/// Has the last minutes at hand, for whoever asks why.
+async fn sample(observability: Arc<Observability>) {
+    let mut every = tokio::time::interval(SAMPLED_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        observability.why.sample();
     }
 }
 

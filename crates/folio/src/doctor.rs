@@ -15,7 +15,7 @@ use crate::device::{Device, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::models::{Aliases, Source};
 use crate::runtime::{Pair, Runtime, WeightArgs, Weights};
-use crate::{memory, units};
+use crate::{memory, profile, units, why};
 
 /// Prompt, and context of the decoded tokens, that a model's limits are given for.
 const PROMPT: u32 = 512;
@@ -23,6 +23,9 @@ const DEPTH: u32 = 128;
 const DEEP: u32 = 8192;
 
 pub fn run(args: &DoctorArgs) -> Result<()> {
+    if let Some(url) = &args.url {
+        return why::run(url, args.api_key.as_deref(), args.request.as_deref(), args.json);
+    }
     has_drafter(args)?;
     let parse = |model: &str| Source::parse(Some(model), &Aliases::default());
     let source = args.model.as_deref().map(parse).transpose()?;
@@ -35,6 +38,10 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     // Threads say how far to measure; a GPU computes without them.
     let threads = args.threads.filter(|_| gpu.is_none());
     let model = source.map(|source| Far::measure(&source, args, threads, &machines)).transpose()?;
+    if let Some(file) = &args.write_profile {
+        let written = profile::write(&report(&machines, gpu.as_ref(), None), file.as_deref())?;
+        eprintln!("this machine's limits are in {}", written.display());
+    }
     let pair = pair(args, threads)?;
     if args.json {
         let mut report = report(&machines, gpu.as_ref(), model.as_ref());

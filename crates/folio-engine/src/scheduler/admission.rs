@@ -387,7 +387,7 @@ impl Scheduler {
         let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.lookup.positions()), at_stake);
         self.waiting.remove(tenant, rank, slot, wait.reason);
-        self.waited(wait);
+        self.waited(slot, wait);
         self.start_running(cache, slot);
         if reserve {
             self.reserve(cache, slot);
@@ -428,7 +428,7 @@ impl Scheduler {
             self.waiting.remove(tenant, rank, slot, before.reason);
             self.waiting.insert(tenant, rank, slot, reason);
         }
-        self.waited(before);
+        self.waited(slot, before);
         self.counters.waits[reason] += 1;
     }
 }

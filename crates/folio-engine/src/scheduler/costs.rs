@@ -156,7 +156,7 @@ impl Costs {
     }
 
     /// Microseconds per token, and per token and position. Where the two cannot be told apart, depth costs nothing.
-    fn line(&self) -> (f64, f64) {
+    pub fn line(&self) -> (f64, f64) {
         let (tt, tp, pp) = (self.tokens_tokens, self.tokens_positions, self.positions_positions);
         if tt == 0.0 {
             return (0.0, 0.0);

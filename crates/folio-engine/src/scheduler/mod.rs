@@ -87,6 +87,7 @@ use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
 use crate::tier::{CHUNK_BLOCKS_MAX, TIERS_MAX};
+use crate::work::{Activity, Work};
 use admission::Headroom;
 use budget::Step;
 use build::Ring;
@@ -129,6 +130,7 @@ pub struct Scheduler {
     ring: Ring,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
+    work: Work,
     queued: crate::mailbox::Queued,
     /// Of the last one.
     sequence_id: u64,
@@ -166,6 +168,7 @@ impl Scheduler {
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
             events: Vec::new(),
             counters: Counters::default(),
+            work: Work::idle(),
             queued: Default::default(),
             sequence_id: 0,
             arrival: 0,
@@ -238,6 +241,7 @@ impl Scheduler {
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
         debug_assert!(self.has_room(), "no more steps may be under way");
         self.now = now;
+        self.work.pass(now);
         cache.advance(now.0);
         self.recycle();
         self.forget_late_stores();
@@ -245,7 +249,18 @@ impl Scheduler {
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);
         self.build();
+        self.rest();
         &self.step.plan
+    }
+
+    /// What time passes with from here on, if no step is under way. Between a step and the next it is the next's.
+    fn rest(&mut self) {
+        let stuck = self.step.granted == 0;
+        self.work.begin(match self.under_way() {
+            true => None,
+            false if self.requests.is_empty() => Some(Activity::Idle),
+            false => stuck.then_some(Activity::Waiting),
+        });
     }
 
     /// Whether a victim still waits for its last commit, or for a tier to have read what it gave up.

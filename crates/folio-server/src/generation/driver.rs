@@ -143,15 +143,17 @@ impl ResponseDriver {
 
     fn event(&mut self, prompt: usize, event: Event, at: Instant) {
         match event {
-            Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
+            Event::Prompt { cached_tokens, us, prompt_logprobs, kept } => {
                 // Before anything of the answer is shown; the figures are counted all the same.
                 if let Some(Err(reason)) = kept.as_deref() {
                     self.fail(refused(reason, "cache.pin", "cache.pin"));
                 }
+                self.record.prompt(prompt, &self.job.prompts[prompt].tokens, cached_tokens, us);
                 self.prompt_done(prompt, cached_tokens, prompt_logprobs);
             }
             Event::Token { choice, token } => {
                 let index = self.index(prompt, choice);
+                self.record.token(index, token.id, token.us);
                 self.token(index, token, at);
             }
             Event::Pooled { vector } => {
@@ -166,6 +168,8 @@ impl ResponseDriver {
                 // It also queues until the step under way ends and the engine takes it up.
                 let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
                 self.metrics().timing(&timing, produced);
+                let of = (prompt, &*self.job.prompts[prompt].tokens, index);
+                self.record.finished(of, reason, &timing);
                 self.predicted(prompt, &timing);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
@@ -282,6 +286,7 @@ impl ResponseDriver {
             None => {
                 slot.first_token = Some(at);
                 metrics.first_token(at - self.job.arrived);
+                self.record.first_token(at - self.job.arrived);
             }
         }
         let bytes = gathered_bytes(token.logprobs.as_ref());

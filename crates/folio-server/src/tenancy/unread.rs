@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn log_probabilities_count() {
         let scored = TokenLogprobs { top: vec![(1, -1.0); 20], ..Default::default() };
-        let token = |logprobs| folio_engine::request::Token { id: 1, logprobs };
+        let token = |logprobs| folio_engine::request::Token { id: 1, us: 0.0, logprobs };
         let bare = event_bytes(&Event::Token { choice: 0, token: token(None) });
         let full = event_bytes(&Event::Token { choice: 0, token: token(Some(scored.clone())) });
         assert!(full >= bare + 20 * 8);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use folio_server::Secret;
 use folio_server::keys::Scope;
 
 use super::engine::*;
@@ -134,7 +135,9 @@ pub struct ShowArgs {
 #[command(after_help = "Examples:\n  \
     folio doctor                             read bandwidth, f32 and byte multiply rates, for each number of threads\n  \
     folio doctor model.Q4_0.gguf             and how far this model can get: its bytes and multiplications per token\n  \
-    folio doctor ./my-model --quantize q4")]
+    folio doctor ./my-model --quantize q4\n  \
+    folio doctor --write-profile             keep the limits, for a server to tell speeds by\n  \
+    folio doctor --url http://host:8000      why that server is as fast as it is, and what it costs")]
 pub struct DoctorArgs {
     /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision][:QUANT], or `demo`
     pub model: Option<String>,
@@ -156,6 +159,18 @@ pub struct DoctorArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
+    /// Also keep what was measured, for `folio serve` to tell speeds by [default file: ~/.config/folio/machine.json]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub write_profile: Option<Option<PathBuf>>,
+    /// Measure nothing: ask the Folio at this address why it is as fast as it is (`GET /v1/why`)
+    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "threads", "write_profile"])]
+    pub url: Option<String>,
+    /// Key for --url; with one of the scope `admin` everybody's figures are told
+    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true, requires = "url")]
+    pub api_key: Option<Secret>,
+    /// Ask about one request, by the x-request-id of its answer
+    #[arg(long, value_name = "ID", requires = "url")]
+    pub request: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
