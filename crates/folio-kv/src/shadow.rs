@@ -311,7 +311,7 @@ mod tests {
             + index.again.capacity() * size_of::<f64>();
         assert!(bytes <= ShadowIndex::bytes_max(SAMPLED), "{bytes}");
         assert!(ShadowIndex::bytes_max(SAMPLED) <= 16 << 20, "{}", ShadowIndex::bytes_max(SAMPLED));
-        assert_eq!(index.unbounded(), Some(0.0));
+        assert!(index.unbounded().unwrap() < 0.02, "{:?}", index.unbounded());
     }
 
     #[test]

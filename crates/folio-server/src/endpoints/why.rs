@@ -7,22 +7,28 @@ use folio_kv::TenantId;
 
 use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
+use crate::load::Load;
 use crate::observability::Observability;
 use crate::tenancy::Tenancy;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
+use crate::threads::NOBODY;
+
+/// About how much work the report of everybody is.
+const REPORT_BYTES: usize = 32 << 10;
 
 /// On the serving port: a tenant's own figures. All of them where there are no keys, or with a key of the scope `admin`.
 pub(crate) async fn own(
     State(observability): Shared<Observability>,
     State(tenancy): Shared<Tenancy>,
+    load: Shared<Load>,
     tenant: Tenant,
     uri: Uri,
 ) -> Reply {
     match tenancy.tenants.is_open() || tenant.scopes.has(Scope::Admin) {
-        true => all(State(observability), State(tenancy), uri).await,
+        true => all(State(observability), State(tenancy), load, uri).await,
         false => match asked(&uri)? {
-            Some(id) => explain(&observability, Some(tenant.id), &id),
+            Some(id) => Ok(json_response(explain(&observability, Some(tenant.id), &id)?)),
             None => Ok(json_response(observability.why.tenant(&tenant).to_string())),
         },
     }
@@ -32,20 +38,23 @@ pub(crate) async fn own(
 pub(crate) async fn all(
     State(observability): Shared<Observability>,
     State(tenancy): Shared<Tenancy>,
+    State(load): Shared<Load>,
     uri: Uri,
 ) -> Reply {
-    match asked(&uri)? {
+    let id = asked(&uri)?;
+    let report = load.off_thread(NOBODY, REPORT_BYTES, move || match id {
         Some(id) => explain(&observability, None, &id),
-        None => Ok(json_response(observability.why.machine(&tenancy.tenants.caches()).to_string())),
-    }
+        None => Ok(observability.why.machine(&tenancy.tenants.caches()).to_string()),
+    });
+    Ok(json_response(report.await?))
 }
 
-fn explain(observability: &Observability, tenant: Option<TenantId>, id: &str) -> Reply {
+fn explain(observability: &Observability, tenant: Option<TenantId>, id: &str) -> Result<String, ApiError> {
     let found = observability.why.request(tenant, id).ok_or_else(|| {
         let message = "No request of this id is known here: it is of another key, or not among the last ones. The id is that of the header x-request-id.";
         ApiError { code: Some("request_not_found"), ..ApiError::new(404, "invalid_request_error", message) }
     });
-    Ok(json_response(found?.to_string()))
+    Ok(found?.to_string())
 }
 
 /// The request that is asked about.

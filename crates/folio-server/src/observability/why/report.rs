@@ -15,6 +15,7 @@ use super::config::{WhyConfig, seconds, since};
 use super::history::Sample;
 use super::prompts::Prompts;
 use crate::engine::Engine;
+use crate::observability::tenant_metrics::{OTHERS, TENANTS_MAX};
 
 pub(super) struct Report<'a> {
     pub engine: &'a dyn Engine,
@@ -30,6 +31,20 @@ pub(super) struct Report<'a> {
 /// A share, where there is anything to have a share of.
 fn share(part: f64, of: f64) -> Option<f64> {
     (of > 0.0).then(|| part / of)
+}
+
+/// Those with the most, and the rest as one sum: [`TENANTS_MAX`] by name.
+fn most<T>(mut all: Vec<(String, T)>, of: impl Fn(&T) -> f64, add: impl Fn(&mut T, &T)) -> Vec<(String, T)> {
+    all.sort_by(|one, other| of(&other.1).total_cmp(&of(&one.1)));
+    if all.len() > TENANTS_MAX {
+        let (mut sum, mut rest) = (None, all.split_off(TENANTS_MAX).into_iter());
+        if let Some((_, first)) = rest.next() {
+            let sum = sum.insert(first);
+            rest.for_each(|(_, other)| add(sum, &other));
+        }
+        all.extend(sum.map(|sum| (OTHERS.to_owned(), sum)));
+    }
+    all
 }
 
 impl Report<'_> {
@@ -188,13 +203,16 @@ impl Report<'_> {
             let figures = json!({"bytes": tier.bytes, "blocks": tier.blocks, "blocks_loaded": tier.blocks_loaded, "blocks_evicted": tier.blocks_evicted});
             (tier.name.to_owned(), figures)
         });
-        let tenants = caches.iter().filter_map(|(_, name, id)| {
-            let held = self.engine.holdings(*id).at(self.end.at.0);
+        let held = caches.iter().filter_map(|(_, name, id)| {
+            let held = self.engine.holdings(*id);
             let some = held.active_bytes + held.cached_bytes > 0;
-            some.then(|| {
-                (name.clone(), json!({"active_bytes": held.active_bytes, "cached_bytes": held.cached_bytes}))
-            })
+            some.then(|| (name.clone(), (held.active_bytes, held.cached_bytes)))
         });
+        let bytes_of = |held: &(u64, u64)| (held.0 + held.1) as f64;
+        let held = most(held.collect(), bytes_of, |sum, other| *sum = (sum.0 + other.0, sum.1 + other.1));
+        let tenants = held
+            .into_iter()
+            .map(|(name, (active, cached))| (name, json!({"active_bytes": active, "cached_bytes": cached})));
         let prompt = (spent.cached_tokens + spent.computed_tokens) as f64;
         json!({
             "bytes": {
@@ -297,9 +315,24 @@ impl Report<'_> {
         cost["unattributed_s"] = json!(seconds(unattributed));
         // Told with the next event of who it falls to; and what was computed for no tenant.
         cost["untold_s"] = json!(seconds(steps as f64 - all.us() - unattributed));
-        let tenants = each.iter().filter(|(_, spent)| *spent != Spent::default());
-        let tenants = tenants.map(|(account, spent)| (account.name.to_string(), self.cost(spent)));
+        let some = each.iter().filter(|(_, spent)| *spent != Spent::default());
+        let some = some.map(|(account, spent)| (account.name.to_string(), *spent));
+        let tenants = most(some.collect(), Spent::us, Spent::add).into_iter();
+        let tenants = tenants.map(|(name, spent)| (name, self.cost(&spent)));
         cost["tenants"] = tenants.collect::<Map<String, Value>>().into();
         cost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_the_limit_the_least_are_one_sum() {
+        let all = (0..TENANTS_MAX + 10).map(|at| (format!("t{at}"), at as f64)).collect();
+        let told = most(all, |of| *of, |sum, other| *sum += other);
+        assert_eq!((told.len(), told[0].1), (TENANTS_MAX + 1, (TENANTS_MAX + 9) as f64));
+        assert_eq!(told[TENANTS_MAX], (OTHERS.to_owned(), 45.0));
     }
 }
