@@ -163,10 +163,10 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub write_profile: Option<Option<PathBuf>>,
     /// Measure nothing: ask the Folio at this address why it is as fast as it is (`GET /v1/why`)
-    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "threads", "write_profile"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "write_profile"])]
     pub url: Option<String>,
     /// Key for --url; with one of the scope `admin` everybody's figures are told
-    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true, requires = "url")]
+    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<Secret>,
     /// Ask about one request, by the x-request-id of its answer
     #[arg(long, value_name = "ID", requires = "url")]
