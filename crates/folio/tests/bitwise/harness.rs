@@ -462,13 +462,16 @@ impl Arrival {
     }
 }
 
+/// Of a token: the bits of its log probability, its rank, and ids and bits of the alternatives.
+pub type LogprobBits = (u32, u32, Vec<(u32, u32)>);
+
 /// What a run gave.
 #[derive(Debug, Default)]
 pub struct Run {
     /// Generated tokens of each arrival, in order.
     pub tokens: Vec<Vec<u32>>,
-    /// The bits of what is reported of each beside its id, where that is wanted: its log probability, rank, and alternatives.
-    pub logprobs: Vec<Vec<(u32, u32, Vec<(u32, u32)>)>>,
+    /// What is reported of each beside its id, where that is wanted.
+    pub logprobs: Vec<Vec<LogprobBits>>,
     /// The bits of its vector, where one was wanted.
     pub vectors: Vec<Vec<u32>>,
     /// Prompt tokens of each that were found in the cache.
@@ -816,7 +819,7 @@ pub struct Oracle {
     /// Per request: token and logits hash of every position but the last.
     rows: Vec<Vec<Row>>,
     tokens: Vec<Vec<u32>>,
-    logprobs: Vec<Vec<(u32, u32, Vec<(u32, u32)>)>>,
+    logprobs: Vec<Vec<LogprobBits>>,
     vectors: Vec<Vec<u32>>,
 }
 
