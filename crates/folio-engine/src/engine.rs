@@ -104,7 +104,8 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         .swapping_to(preempted_in.map(|at| TierId(at as u8)));
     for tier in &parts.tiers {
         let mailbox = shared.mailbox.clone();
-        tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
+        let reports = Box::new(move |report| mailbox.report_transfer(report));
+        tier.start(reports, parts.clock.clone(), parts.events.as_ref());
     }
     if let Some(feed) = &parts.events {
         feed.open(&mut cache);

@@ -40,7 +40,7 @@ pub use drafting::{DRAFTS_MAX, Drafter, Drafters, Speculation};
 pub use drafting_executor::DraftingExecutor;
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;
-pub use feed::EventFeed;
+pub use feed::{EventFeed, Medium, Owner, Resident, Taken, TierBatch, TierEvent, short_name};
 pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};
 pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;

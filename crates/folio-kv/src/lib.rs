@@ -59,7 +59,7 @@ pub use counts::{GroupCounts, MAX_GROUPS};
 pub use demand::Growth;
 pub use events::{CacheEvent, EventBatch};
 pub use hash::BlockHashes;
-pub use lease::{Content, Lease, Ticket};
+pub use lease::{Content, Lease, Lineage, Ticket};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};

@@ -51,3 +51,4 @@ pub use tenancy::keyring::Keyring;
 pub use tenancy::keys;
 pub use tenancy::secret::Secret;
 pub use tenancy::tenant::owner_digest;
+pub use tenancy::wrapping::WrappingKey;

@@ -13,7 +13,7 @@ use folio_model::backend::{KvFormat, KvLayout};
 use folio_server::why::{Targets, WhyConfig};
 use folio_server::{
     AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
-    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern,
+    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, WrappingKey, is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -162,7 +162,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         );
     }
     Ok(ServerConfig {
-        keyring: keyring.as_deref().map(Keyring::open).transpose()?.unwrap_or_default(),
+        keyring: open_keyring(keyring.as_deref(), args.keyring_key.as_deref())?,
         key_file: args.keys.clone(),
         usage_file: args.usage.clone(),
         audit_file: args.audit_log.clone(),
@@ -210,6 +210,17 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
 }
 
 /// What is told of the cache, and the way out of the engine.
+fn open_keyring(keyring: Option<&Path>, key: Option<&Path>) -> Result<Keyring> {
+    let key = key.map(WrappingKey::read).transpose()?;
+    match keyring {
+        Some(path) => Ok(Keyring::open(path, key.as_ref())?),
+        None if key.is_some() => {
+            bail!("--keyring-key wraps a keyring, and there is none: give --keyring FILE")
+        }
+        None => Ok(Keyring::default()),
+    }
+}
+
 fn kv_events(args: &ServeArgs) -> Result<Option<Source>> {
     let (json, endpoint) = (args.kv_events_config.as_deref(), args.kv_events_endpoint.as_deref());
     let flag = if json.is_some() { "--kv-events-config" } else { "--kv-events-endpoint" };

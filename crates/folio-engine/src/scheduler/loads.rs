@@ -203,7 +203,8 @@ impl Scheduler {
             let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
             if to > from * size {
                 let (lease, contents) = cache.lease(table, from, to, until.0);
-                stores.push(StoreOrder { tier, lease, until, root, contents });
+                let lineage = cache.lineage(&contents);
+                stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
             }
         }
         self.transfers.stores.append(&mut stores);

@@ -82,7 +82,8 @@ impl Scheduler {
             bytes,
             releases,
         });
-        self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents });
+        let lineage = cache.lineage(&contents);
+        self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
         at_stake
     }
 

@@ -318,6 +318,14 @@ impl Tenants {
             .collect()
     }
 
+    /// The secret of each cache.
+    pub(crate) fn cache_secrets(&self) -> BTreeMap<TenantId, [u8; 32]> {
+        let named = self.named.lock();
+        let prefixes = self.prefixes.iter().map(|(tenant, _)| tenant);
+        let tenants = prefixes.chain(named.tenants.values());
+        tenants.map(|tenant| (tenant.cache, tenant.secret)).collect()
+    }
+
     /// What owns a cache, and its name; `None` of a tenant that left.
     pub fn cache_name(&self, id: TenantId) -> Option<(&'static str, Arc<str>)> {
         if let Some((_, name)) = self.prefixes.iter().find(|(tenant, _)| tenant.id == id) {

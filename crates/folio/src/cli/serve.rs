@@ -67,6 +67,11 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
     pub keyring: Option<PathBuf>,
 
+    /// File of a key that wraps the keyring's secrets: 64 hexadecimal digits or more (openssl rand -hex 32), for its owner alone (0600). Kept
+    /// elsewhere than the keyring
+    #[arg(long, env = "FOLIO_KEYRING_KEY", value_name = "FILE")]
+    pub keyring_key: Option<PathBuf>,
+
     /// JSON file of tenants: names, keys, weights, groups that share a cache, prefixes that all share (docs/tenants.md)
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,

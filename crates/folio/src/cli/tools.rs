@@ -78,8 +78,23 @@ pub enum KeysAction {
         /// The keyring
         #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
         keyring: PathBuf,
+        /// The key that wraps its secrets
+        #[arg(long, env = "FOLIO_KEYRING_KEY", value_name = "FILE")]
+        keyring_key: Option<PathBuf>,
         /// The tenant's name
         tenant: String,
+    },
+    /// Wrap a keyring's secrets by another key, or by none; servers with the keyring need a restart with that key
+    Wrap {
+        /// The keyring
+        #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
+        keyring: PathBuf,
+        /// The key that wraps them now; none, if not given
+        #[arg(long, value_name = "FILE")]
+        from: Option<PathBuf>,
+        /// The key that is to wrap them; none, if not given
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
     },
 }
 
@@ -213,6 +228,15 @@ pub enum CacheAction {
         /// Of the layout whose digest begins with these hexadecimal digits (see ls); of the one that was written last, if not given
         #[arg(long, value_name = "HEX")]
         layout: Option<String>,
+        /// Only what is this tenant's: a name as in the file of keys or of tenants
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+        /// With --tenant: the keyring; the one in the folder, if not given
+        #[arg(long, value_name = "FILE", requires = "tenant")]
+        keyring: Option<PathBuf>,
+        /// With --tenant: the key that wraps the keyring's secrets
+        #[arg(long, env = "FOLIO_KEYRING_KEY", value_name = "FILE")]
+        keyring_key: Option<PathBuf>,
         /// The file; it must not be there yet
         file: PathBuf,
     },

@@ -29,7 +29,7 @@ use folio_model::testing::heads;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, eagle, mtp};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
-use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier};
+use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier, WallClock};
 
 use folio_model::testing::recast::{Cast, Recast};
 
@@ -638,7 +638,7 @@ impl World {
         let memory = self.recorder.backend.block_memory().expect("memory that can be read");
         let bytes: usize = (0..self.cache.groups()).map(|group| memory.block_bytes(group)).sum();
         self.tiers.clear();
-        self.keep_in(HostStore::new(u64::from(blocks) * bytes as u64));
+        self.keep_in(HostStore::new(u64::from(blocks) * bytes as u64, WallClock::default()));
     }
 
     /// From now on KV of what ends is kept in `dir`, at most `bytes` of it, and loaded where it is missed.
