@@ -36,7 +36,7 @@ mod work;
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
-pub use drafting::{DRAFTS_MAX, Drafter, Drafters, Speculation};
+pub use drafting::{DRAFTS_MAX, Drafter, Drafters, IndexBlock, IndexCache, Speculation};
 pub use drafting_executor::DraftingExecutor;
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;

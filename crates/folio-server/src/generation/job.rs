@@ -85,8 +85,9 @@ impl PromptJob {
     ) -> Result<Self, ApiError> {
         let params = fit(generation, rules, &mut tokens, &inputs.served.model, param)?;
         let retention = ranges(&generation.cache, tokens.len() as u32)?;
+        let tokens: Arc<[u32]> = tokens.into();
         let speculation = speculation(inputs, tenant, generation, &tokens)?;
-        Ok(Self { retention, speculation, ..Self::new(tokens.into(), params) })
+        Ok(Self { retention, speculation, ..Self::new(tokens, params) })
     }
 }
 

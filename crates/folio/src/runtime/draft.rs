@@ -22,6 +22,10 @@ use crate::cli::{EngineArgs, Sizes, Speculate};
 use crate::device::Device;
 use crate::models::{Aliases, Source};
 
+/// What of a request's temperature drafts are drawn at: of the shares that were compared, that with which most are right, for a head and for a
+/// small model (docs/speculation.md).
+const DRAFT_TEMPERATURE: f32 = 0.5;
+
 /// In memory, without a cache.
 pub(super) struct Draft {
     pub name: String,
@@ -205,7 +209,9 @@ impl Draft {
         let found = agreement(&mut model, &mut drafter, as_drafter, pools, known, text);
         let found =
             found.inspect_err(|error| tracing::warn!(%error, "whether drafts are right was not found out"));
-        Ok((Box::new(DraftingExecutor::new(model, drafter, as_drafter, known)), found.ok()))
+        let executor =
+            DraftingExecutor::new(model, drafter, as_drafter, known).at_temperature(DRAFT_TEMPERATURE);
+        Ok((Box::new(executor), found.ok()))
     }
 }
 
