@@ -115,6 +115,11 @@ impl Served {
         let from = self.first_sample as usize;
         &plan.sequences[self.sequence as usize].samples[from..from + self.samples as usize]
     }
+
+    /// The first of it.
+    pub(crate) fn want<'a>(&self, plan: &'a StepPlan) -> &'a Want {
+        &self.wants(plan)[0].want
+    }
 }
 
 impl ModelExecutor {
@@ -456,8 +461,8 @@ impl ModelExecutor {
                 answers.push(sampled(outcome));
                 continue;
             }
-            let logits = self.backend.sampled_logits(row);
-            while let Some(it) = here.next_if(|it| it.row == row) {
+            if let Some(it) = here.next_if(|it| it.row == row) {
+                let logits = self.backend.sampled_logits(row);
                 answers.push(self.sampler.sample_behind(&it.drafts, logits, &it.spec));
             }
         }

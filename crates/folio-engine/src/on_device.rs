@@ -1,15 +1,15 @@
 //! What a backend that samples by itself is asked for, and what its answers are here.
 //!
 //! Owns: the translation, and who chooses. Must never: choose a token. Behind a step that a device computes the next one may run, so what a
-//! device cannot choose holds up nobody: of such a row (its answer follows a guide or counts drafts in a penalty, or several tokens are drawn of
-//! it, the first of a request with `n` > 1) the logits come with the step's answers, and its tokens are chosen when it is over. So a mask is
-//! asked for then.
+//! device cannot choose holds up nobody: of such a row (its answer follows a guide, or counts drafts in a penalty) the logits come with the
+//! step's answers, and its token is chosen when it is over. So a mask is asked for then. A step that wants several tokens of one row (the first
+//! of a request with `n` > 1) is sampled on the host as a whole: a token is named by its row.
 
 use folio_model::sampling::{Choice, Draw, Logprobs, Outcome, SampleRow};
 use smallvec::SmallVec;
 
 use crate::executor::Served;
-use crate::plan::{SamplePlan, SampleSpec, Sampled, StepPlan, Want};
+use crate::plan::{SampleSpec, Sampled, StepPlan, Want};
 use crate::request::TokenLogprobs;
 
 /// A token that is chosen from the logits of row `row` when they are there.
@@ -24,11 +24,14 @@ pub(crate) struct ChosenHere {
 pub(crate) fn ask(plan: &StepPlan, served: &[Served], most: u32, asked: &mut Vec<Served>) -> bool {
     asked.clear();
     asked.extend(served.iter().filter(|row| row.hidden == 0));
-    asked.iter().flat_map(|row| row.wants(plan)).all(|sample| match &sample.want {
-        // A later step may name it where the device chooses.
-        Want::Token(spec) => spec.params.logprobs.is_none_or(|top| top <= most),
-        Want::Score { top, .. } => *top <= most,
-        Want::Hidden | Want::HiddenSum { .. } => false,
+    asked.iter().all(|row| {
+        row.samples == 1
+            && match row.want(plan) {
+                // A later step may name it where the device chooses.
+                Want::Token(spec) => spec.params.logprobs.is_none_or(|top| top <= most),
+                Want::Score { top, .. } => *top <= most,
+                Want::Hidden | Want::HiddenSum { .. } => false,
+            }
     })
 }
 
@@ -37,7 +40,7 @@ pub(crate) fn rows<'a>(
     plan: &'a StepPlan,
     asked: &'a [Served],
 ) -> impl ExactSizeIterator<Item = SampleRow<'a>> {
-    asked.iter().map(|row| match &row.wants(plan)[0].want {
+    asked.iter().map(|row| match row.want(plan) {
         Want::Token(_) if is_chosen_here(plan, row) => SampleRow { choice: Choice::Logits, logprobs: None },
         Want::Token(spec) => SampleRow { choice: Choice::Draw(draw(spec)), logprobs: spec.params.logprobs },
         Want::Score { next, top } => SampleRow { choice: Choice::Known(*next), logprobs: Some(*top) },
@@ -52,24 +55,21 @@ pub(crate) fn chosen_here<'a>(
     drafts: impl Fn(&'a [u32]) -> &'a [u32],
 ) -> impl Iterator<Item = ChosenHere> {
     let rows = (0..).zip(asked).filter(|(_, row)| is_chosen_here(plan, row));
-    let samples = rows.flat_map(|(at, row)| row.wants(plan).iter().map(move |sample| (at, row, sample)));
-    samples.filter_map(move |(row, of, sample)| {
-        let Want::Token(spec) = &sample.want else { return None };
-        let drafts = drafts(plan.sequences[of.sequence as usize].drafts_before(sample));
-        Some(ChosenHere { row, drafts: drafts.into(), spec: spec.clone() })
+    rows.filter_map(move |(at, row)| match row.want(plan) {
+        Want::Token(spec) => {
+            Some(ChosenHere { row: at, drafts: drafts(drafts_before(plan, row)).into(), spec: spec.clone() })
+        }
+        _ => None,
     })
 }
 
 fn is_chosen_here(plan: &StepPlan, row: &Served) -> bool {
-    let wants = row.wants(plan);
-    let behind_drafts =
-        |sample: &SamplePlan| !plan.sequences[row.sequence as usize].drafts_before(sample).is_empty();
-    wants.iter().any(|sample| match &sample.want {
-        Want::Token(spec) => {
-            wants.len() > 1 || spec.guide.is_some() || (spec.history.is_some() && behind_drafts(sample))
-        }
-        _ => false,
-    })
+    let behind_drafts = || !drafts_before(plan, row).is_empty();
+    matches!(row.want(plan), Want::Token(spec) if spec.guide.is_some() || (spec.history.is_some() && behind_drafts()))
+}
+
+fn drafts_before<'a>(plan: &'a StepPlan, row: &Served) -> &'a [u32] {
+    plan.sequences[row.sequence as usize].drafts_before(&row.wants(plan)[0])
 }
 
 fn draw(spec: &SampleSpec) -> Draw<'_> {

@@ -6,7 +6,7 @@
 //! the smaller of (what it still has to take) and (what fits the window and the largest chunk, less what it holds). The second term may be
 //! promised to somebody because every reference counts: a block that several hold makes nothing available for the first who leaves it behind,
 //! so beside all promises there must be a block for each reference beyond the first ([`KvCache::shared_references`]). A promise is its
-//! holder's own affair then, and who comes to share blocks finds room for that ([`KvCache::shared`], [`KvCache::fork_demand`]).
+//! holder's own affair then, and who comes to share blocks finds room for that ([`KvCache::demand`], [`KvCache::fork_demand`]).
 
 use crate::attach::Lookup;
 use crate::cache::KvCache;
@@ -25,27 +25,19 @@ pub struct Growth {
 }
 
 impl KvCache {
-    /// What a sequence that attaches `found` and grows so far takes of what is available, at most at any one time.
-    pub fn demand(&self, found: &Lookup, growth: Growth) -> GroupCounts {
-        let computed = found.full_blocks * self.config.block_tokens;
-        self.required(|group| {
-            let of = &self.groups[group];
-            let whole = computed / of.config.block_tokens;
-            let blocks = of.config.blocks_of(growth.positions, growth.tentative).saturating_sub(whole);
-            (blocks + found.idle_blocks[group]).min(of.config.blocks_max(growth.chunk, growth.tentative))
-        })
-    }
-
-    /// Blocks that attaching `found` would share with tables that hold them already, in groups that are not read as a whole.
-    pub fn shared(&self, found: &Lookup) -> GroupCounts {
+    /// What a sequence that attaches `found` and grows so far takes of what is available, at most at any one time. `counts_shared`: in groups
+    /// whose blocks are left behind one by one also its references on what others hold.
+    pub fn demand(&self, found: &Lookup, growth: Growth, counts_shared: bool) -> GroupCounts {
         let computed = found.full_blocks * self.config.block_tokens;
         self.required(|group| {
             let config = self.groups[group].config;
-            match config.first_block(computed) {
-                _ if config.layout.reach().is_none() => 0,
-                first => (computed / config.block_tokens - first.min(computed / config.block_tokens))
-                    .saturating_sub(found.idle_blocks[group]),
-            }
+            let whole = computed / config.block_tokens;
+            let blocks = config.blocks_of(growth.positions, growth.tentative).saturating_sub(whole);
+            let attached = match config.layout.reach() {
+                Some(_) if counts_shared => whole - config.first_block(computed).min(whole),
+                _ => found.idle_blocks[group],
+            };
+            (blocks + attached).min(config.blocks_max(growth.chunk, growth.tentative))
         })
     }
 

@@ -192,14 +192,13 @@ impl Scheduler {
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = if reserve { limit } else { self.headroom.of(limit, self.config.headroom_tokens) };
-        let now = cache.demand(&lookup, sequence.growth(known, budget));
-        let later = cache.demand(&lookup, sequence.growth(known + growth, budget)).saturating_sub(now);
         // Beside reservations each reference on a window's block counts; before the first, those that there are.
-        let shared = match self.reservations.is_empty() {
-            true if reserve => cache.shared(&lookup) + cache.shared_references(),
-            true => GroupCounts::default(),
-            false => cache.shared(&lookup),
-        };
+        let is_first = self.reservations.is_empty();
+        let demand =
+            |positions| cache.demand(&lookup, sequence.growth(positions, budget), reserve || !is_first);
+        let now = demand(known);
+        let later = demand(known + growth).saturating_sub(now);
+        let shared = if reserve && is_first { cache.shared_references() } else { GroupCounts::default() };
         Demand { now: now + shared, later, reserve }
     }
 
