@@ -80,6 +80,9 @@ impl Setup {
 /// (position, token, hash of the logits row at that position)
 type Row = (u32, u32, u64);
 
+/// (bits of a token's log probability, rank, the alternatives and the bits of theirs)
+type Reported = (u32, u32, Vec<(u32, u32)>);
+
 /// Whether this machine has the instruction set.
 pub fn runs(isa: Isa) -> bool {
     CpuBackend::new(CpuOptions { threads: Some(1), isa: Some(isa) }).is_ok()
@@ -385,7 +388,7 @@ impl Drafter {
             }
             Script::Forbidden => [&[arrival.forbidden(said, vocab).unwrap_or(stop)], &right(3)[..]].concat(),
             Script::EndsInStop => [&right(2)[..], &[stop], &right(3)].concat(),
-            Script::LongerThanContext => [&right(usize::MAX)[..], &vec![1; 4 * MAX_LEN as usize]].concat(),
+            Script::LongerThanContext => [&right(usize::MAX)[..], &[1; 4 * MAX_LEN as usize]].concat(),
         }
     }
 }
@@ -467,8 +470,8 @@ impl Arrival {
 pub struct Run {
     /// Generated tokens of each arrival, in order.
     pub tokens: Vec<Vec<u32>>,
-    /// The bits of what is reported of each beside its id, where that is wanted: its log probability, rank, and alternatives.
-    pub logprobs: Vec<Vec<(u32, u32, Vec<(u32, u32)>)>>,
+    /// What is reported of each beside its id, where that is wanted.
+    pub logprobs: Vec<Vec<Reported>>,
     /// The bits of its vector, where one was wanted.
     pub vectors: Vec<Vec<u32>>,
     /// Prompt tokens of each that were found in the cache.
@@ -816,7 +819,7 @@ pub struct Oracle {
     /// Per request: token and logits hash of every position but the last.
     rows: Vec<Vec<Row>>,
     tokens: Vec<Vec<u32>>,
-    logprobs: Vec<Vec<(u32, u32, Vec<(u32, u32)>)>>,
+    logprobs: Vec<Vec<Reported>>,
     vectors: Vec<Vec<u32>>,
 }
 
