@@ -385,7 +385,7 @@ impl Drafter {
             }
             Script::Forbidden => [&[arrival.forbidden(said, vocab).unwrap_or(stop)], &right(3)[..]].concat(),
             Script::EndsInStop => [&right(2)[..], &[stop], &right(3)].concat(),
-            Script::LongerThanContext => [&right(usize::MAX)[..], &vec![1; 4 * MAX_LEN as usize]].concat(),
+            Script::LongerThanContext => [&right(usize::MAX)[..], &[1; 4 * MAX_LEN as usize]].concat(),
         }
     }
 }
