@@ -660,7 +660,7 @@ impl World {
         let tier = StoreTier::new(store, memory, groups, 2).expect("threads");
         let told = Mutex::new(self.reports.0.clone());
         let report = move |report| told.lock().expect("no panic").send(report).expect("somebody listens");
-        tier.start(Box::new(report), Arc::new(SystemClock::new()));
+        tier.start(Box::new(report), Arc::new(SystemClock::new()), None);
         self.tiers.push(Arc::new(tier));
     }
 
