@@ -184,15 +184,15 @@ impl Guide for Avoiding {
 
 /// Where reasoning begins and ends.
 #[derive(Clone, Copy)]
-struct ReasoningMarks {
-    open: &'static str,
-    close: &'static str,
+pub struct ReasoningMarks {
+    pub open: &'static str,
+    pub close: &'static str,
     /// What is written for the model once its budget is spent.
     written: &'static str,
 }
 
 impl ReasoningMarks {
-    fn of(format: &ReasoningFormat) -> Self {
+    pub fn of(format: &ReasoningFormat) -> Self {
         match format.harmony {
             // Which channel comes next stays the model's choice: a call, or the answer.
             true => Self {
