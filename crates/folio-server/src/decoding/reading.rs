@@ -48,7 +48,7 @@ pub struct Reading {
 }
 
 /// What [`Readers::plan`] decides by.
-pub struct Asked<'a> {
+pub struct ReadingInput<'a> {
     pub tools: &'a ToolUse,
     /// The rendered conversation.
     pub prompt: &'a str,
@@ -229,7 +229,7 @@ impl Readers {
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.
-    pub fn plan(&self, asked: &Asked<'_>) -> Result<(Option<Reading>, String), ApiError> {
+    pub fn plan(&self, asked: &ReadingInput<'_>) -> Result<(Option<Reading>, String), ApiError> {
         let reasoning = self.parsers.reasoning;
         if !asked.include_reasoning && reasoning.is_none() {
             let why = "how this model marks its reasoning is not known; the server can be told (--reasoning-parser)";

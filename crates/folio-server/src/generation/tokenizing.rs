@@ -21,9 +21,9 @@ const ENTRY_BYTES: usize = 512;
 /// Bytes per token that no tokenizer reaches over a whole prompt.
 const BYTES_PER_TOKEN_MAX: usize = 64;
 
-struct OfTenant<'a>(&'a KeptTokens, TenantId);
+struct TenantTokenCache<'a>(&'a KeptTokens, TenantId);
 
-impl TokenCache for OfTenant<'_> {
+impl TokenCache for TenantTokenCache<'_> {
     fn find(&self, key: &SegmentKey) -> Option<Arc<[u32]>> {
         self.0.find(self.1, key)
     }
@@ -107,7 +107,7 @@ fn encode_with(
         true => inputs.text_bytes,
         false => inputs.text_bytes.min(context * BYTES_PER_TOKEN_MAX),
     };
-    let cache = tenant.map(|tenant| OfTenant(&inputs.tokens, tenant));
+    let cache = tenant.map(|tenant| TenantTokenCache(&inputs.tokens, tenant));
     let cache = cache.as_ref().map(|cache| cache as &dyn TokenCache);
     let ids = inputs.served.tokenizer.encode_with(text, breaks, special, most, cache);
     ids.map_err(|error| match error {

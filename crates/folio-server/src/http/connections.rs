@@ -50,14 +50,14 @@ struct Entry {
 }
 
 /// One connection's place.
-pub(crate) struct Place {
+pub(crate) struct ConnectionPlace {
     all: Arc<Connections>,
     id: u64,
     close: Arc<Notify>,
 }
 
 /// A request on a connection, until its answer is written.
-pub(crate) struct Busy(Arc<Place>);
+pub(crate) struct Busy(Arc<ConnectionPlace>);
 
 impl Connections {
     pub fn new(most: usize) -> Arc<Self> {
@@ -69,7 +69,7 @@ impl Connections {
     }
 
     /// Waits until there is room for one more, making it where a connection is idle.
-    pub async fn enter(self: &Arc<Self>) -> Place {
+    pub async fn enter(self: &Arc<Self>) -> ConnectionPlace {
         loop {
             // Registered before looking, so that no change is missed.
             let changed = self.changed.notified();
@@ -86,13 +86,13 @@ impl Connections {
         }
     }
 
-    fn add(self: &Arc<Self>, inner: &mut Inner) -> Place {
+    fn add(self: &Arc<Self>, inner: &mut Inner) -> ConnectionPlace {
         let id = inner.next;
         inner.next += 1;
         let close = Arc::new(Notify::new());
         inner.live.insert(id, Entry { close: close.clone(), idle: Some(id), busy: 0, closing: false });
         inner.idle.insert(id, id);
-        Place { all: self.clone(), id, close }
+        ConnectionPlace { all: self.clone(), id, close }
     }
 }
 
@@ -109,7 +109,7 @@ impl Inner {
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Returns when this connection should make room.
     pub async fn closing(&self) {
         loop {
@@ -138,7 +138,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut inner = self.all.lock();
         if let Some(entry) = inner.live.remove(&self.id) {

@@ -23,7 +23,7 @@ use folio_api::ApiError;
 use futures_core::Stream;
 
 use crate::tenancy::keys::random;
-use crate::tenancy::unread::Held;
+use crate::tenancy::unread::HeldBytes;
 
 /// A part of the server, as a handler takes it.
 pub type Shared<T> = State<Arc<T>>;
@@ -72,7 +72,7 @@ pub(crate) async fn read_body(
     headers: &HeaderMap,
     body: Body,
     limit: usize,
-    held: &mut Held,
+    held: &mut HeldBytes,
 ) -> Result<Bytes, ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let mut stream = pin!(body.into_data_stream());
