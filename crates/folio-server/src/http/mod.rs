@@ -14,7 +14,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -56,6 +56,12 @@ pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let message = format!("Unsupported content type '{value}'; send 'Content-Type: application/json'.");
     Err(ApiError::new(415, "invalid_request_error", message))
+}
+
+/// Lets others have a turn first, also whoever a socket or another thread wakes meanwhile: what has always more to do rests between its pieces.
+pub(crate) fn rest<T>(cx: &mut Context<'_>) -> Poll<T> {
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+    Poll::Pending
 }
 
 /// What is read and thrown away of a body that is too large, so that the client gets to read the answer.
@@ -106,7 +112,7 @@ pub(crate) async fn read_body(
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
+    use std::task::Waker;
     use std::time::{Duration, Instant};
 
     use super::*;
