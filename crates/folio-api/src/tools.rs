@@ -65,7 +65,8 @@ impl ToolUse {
     pub fn held(&self) -> Option<ConstrainedCalls> {
         let callees = self.callees();
         let strict = callees.iter().any(|(strict, _)| *strict);
-        (strict || self.must()).then(|| ConstrainedCalls { param: strict.then(|| self.strict_param.clone()), callees })
+        (strict || self.must())
+            .then(|| ConstrainedCalls { param: strict.then(|| self.strict_param.clone()), callees })
     }
 
     /// Refuses tools that this model could not be given or whose calls could not be read.

@@ -29,7 +29,7 @@ use crate::observability::Observability;
 use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
 use crate::tenancy::answering::Answered;
-use crate::tenancy::gate::{Payload, Entry, Gate};
+use crate::tenancy::gate::{Entry, Gate, Payload};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::HeldBytes;

@@ -26,7 +26,7 @@ use crate::endpoints::batches;
 use crate::engine::App;
 use crate::error::ServerError;
 use crate::http::Peer;
-use crate::http::connections::{Connections, Patient, ConnectionPlace};
+use crate::http::connections::{ConnectionPlace, Connections, Patient};
 use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;

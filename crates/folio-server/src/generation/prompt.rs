@@ -6,7 +6,7 @@ use folio_api::openai::for_template;
 use folio_api::unix_s;
 use folio_text::{AnswerFormats, ChatInput, Prompt, TextError};
 
-use crate::decoding::reading::{ReadingInput, Reading};
+use crate::decoding::reading::{Reading, ReadingInput};
 use crate::generation::input::InputProcessor;
 use crate::observability::step;
 

@@ -151,7 +151,9 @@ impl ResponseStore {
     fn make_room(&self, inner: &mut Inner) {
         while inner.bytes > self.bytes_max {
             let Some((_, tenant)) = inner.largest.last().copied() else { break };
-            let Some(id) = inner.tenants.get(&tenant).and_then(TenantResponses::least_used).cloned() else { break };
+            let Some(id) = inner.tenants.get(&tenant).and_then(TenantResponses::least_used).cloned() else {
+                break;
+            };
             if let Some(entry) = inner.remove(tenant, &id) {
                 entry.forget();
             }

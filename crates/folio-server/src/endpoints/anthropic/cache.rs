@@ -5,7 +5,7 @@
 //! prompt agree. The prompt is tokenized once. Invariant: places never go back.
 
 use folio_api::ApiError;
-use folio_api::anthropic::breakpoints::{After, Breakpoints, Mark, BreakpointPosition};
+use folio_api::anthropic::breakpoints::{After, BreakpointPosition, Breakpoints, Mark};
 use folio_api::conversation::Conversation;
 use folio_engine::request::RetentionRange;
 use folio_kv::{DEFAULT_PRIORITY, TenantId};
