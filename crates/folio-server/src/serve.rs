@@ -26,7 +26,7 @@ use crate::endpoints::batches;
 use crate::engine::App;
 use crate::error::ServerError;
 use crate::http::Peer;
-use crate::http::connections::{Connections, Patient, Place};
+use crate::http::connections::{ConnectionPlace, Connections, Patient};
 use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;
@@ -181,7 +181,7 @@ impl Server {
         &self,
         socket: TcpStream,
         peer: Peer,
-        place: Place,
+        place: ConnectionPlace,
         router: &Router,
         graceful: &GracefulShutdown,
     ) {
@@ -225,7 +225,7 @@ impl Server {
 /// What answers on one connection.
 struct Service {
     peer: Peer,
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     router: Router,
 }
 

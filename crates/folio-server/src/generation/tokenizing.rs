@@ -24,9 +24,9 @@ const BYTES_PER_TOKEN_MAX: usize = 64;
 /// What a digest begins with that is of tokens: no segment of a text has such.
 const OF_TOKENS: u8 = 2;
 
-struct OfTenant<'a>(&'a KeptTexts, TenantId);
+struct TenantTextCache<'a>(&'a KeptTexts, TenantId);
 
-impl TokenCache for OfTenant<'_> {
+impl TokenCache for TenantTextCache<'_> {
     fn find(&self, key: &SegmentKey) -> Option<Arc<[u32]>> {
         match self.0.find(self.1, key)? {
             KeptText::Ids(ids) => Some(ids),
@@ -39,7 +39,7 @@ impl TokenCache for OfTenant<'_> {
     }
 }
 
-impl IndexCache for OfTenant<'_> {
+impl IndexCache for TenantTextCache<'_> {
     fn block(&self, tokens: &[u32], make: &dyn Fn() -> Arc<IndexBlock>) -> Arc<IndexBlock> {
         work::add(size_of_val(tokens));
         let key = digest(tokens);
@@ -118,7 +118,7 @@ pub fn speculation(
     let drafter = inputs.speculate.or_else(|| asked.then(Drafter::default));
     let most = options.most.unwrap_or(DRAFTS_MAX);
     let _span = step!("index");
-    let cache = OfTenant(&inputs.texts, tenant);
+    let cache = TenantTextCache(&inputs.texts, tenant);
     let speculate = |drafter| Speculation::with_cache(drafter, most, Arc::clone(tokens), &prediction, &cache);
     Ok(drafter.filter(|_| most > 0).map(speculate))
 }
@@ -137,7 +137,7 @@ fn encode_with(
         true => inputs.text_bytes,
         false => inputs.text_bytes.min(context * BYTES_PER_TOKEN_MAX),
     };
-    let cache = tenant.map(|tenant| OfTenant(&inputs.texts, tenant));
+    let cache = tenant.map(|tenant| TenantTextCache(&inputs.texts, tenant));
     let cache = cache.as_ref().map(|cache| cache as &dyn TokenCache);
     let ids = inputs.served.tokenizer.encode_with(text, breaks, special, most, cache);
     ids.map_err(|error| match error {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     struct Counting<'a> {
-        cache: OfTenant<'a>,
+        cache: TenantTextCache<'a>,
         made: Cell<usize>,
     }
 
@@ -177,7 +177,7 @@ mod tests {
 
     /// Blocks that are made for the prompt of a tenant.
     fn made(kept: &KeptTexts, tenant: u32, prompt: &[u32]) -> usize {
-        let counting = Counting { cache: OfTenant(kept, TenantId(tenant)), made: Cell::new(0) };
+        let counting = Counting { cache: TenantTextCache(kept, TenantId(tenant)), made: Cell::new(0) };
         Speculation::with_cache(Drafter::Suffix, 16, prompt.into(), &[], &counting);
         counting.made.get()
     }
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn ids_and_indices_share_what_a_tenant_may_keep() {
         let kept = KeptTexts::new(4 << 20);
-        let cache = OfTenant(&kept, TenantId(1));
+        let cache = TenantTextCache(&kept, TenantId(1));
         let text: Vec<u32> = (0..30_000).collect();
         let blocks = made(&kept, 1, &text);
         assert_eq!(made(&kept, 1, &text), 0);
