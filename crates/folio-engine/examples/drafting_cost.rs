@@ -87,7 +87,7 @@ impl World {
     }
 
     fn say(&mut self, id: RequestId, token: u32) {
-        let token = Event::Token { choice: 0, token: Token { id: token, logprobs: None } };
+        let token = Event::Token { choice: 0, token: Token { id: token, logprobs: None, us: 0.0 } };
         self.drafters.follow(&[(id, token)]);
     }
 
