@@ -12,3 +12,4 @@ cd "$(dirname "$0")"
 export FOLIO_BIN=$binary PYTHONDONTWRITEBYTECODE=1
 timeout 900 python3 -u -m pytest -v -p no:cacheprovider --tb=short -o faulthandler_timeout=150 --ignore=frameworks --ignore=schema .
 timeout $((soak_seconds + 300)) python3 -u soak.py --seconds "$soak_seconds"
+timeout $((soak_seconds + 300)) python3 -u soak.py --seconds $((soak_seconds / 4 + 10)) --seed 2 --tiers

@@ -11,10 +11,12 @@ import asyncio
 import random
 import statistics
 import sys
+import tempfile
 import time
 
 import openai
 from folio_server import Server
+from kv_router import Router, config_of, engine_holds, knows
 
 # Room for a fifth of what may run at once: requests wait, are preempted, and evict what others cached.
 BLOCKS = 80
@@ -111,12 +113,29 @@ def check_memory(rss):
     assert grown <= max(GROWTH_MAX * early, GROWTH_MIB_MIN * 2**20), f"memory grew by {grown / 2**20:.1f} MiB"
 
 
+def check_tiers(server, router):
+    """Each was used, none is larger than it may be, nothing that was read was wrong, and a router knows what they hold."""
+    for tier in ("host", "disk"):
+        did = {event: server.metric("folio:tier_blocks_total", tier=tier, event=event) for event in ("stored", "loaded", "evicted")}
+        print(f"{tier}: {did}")
+        assert did["stored"] > 0 and did["loaded"] > 0, (tier, did)
+        used, limit = (server.metric("folio:tier_bytes", tier=tier, state=state) for state in ("used", "limit"))
+        assert used <= limit, (tier, used, limit)
+    held, end = engine_holds(server)
+    router.follow(end, seconds=120)
+    right, why = knows(router, held)
+    assert right, why
+    print(f"a router followed {end} messages and knows {len(router.held)} blocks")
+    router.close()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tiers", action="store_true", help="with host memory, a disk and KV events, each too small for what comes")
     args = parser.parse_args()
     rng = random.Random(args.seed)
 
@@ -138,7 +157,12 @@ def main():
     tokens = sum(len(ids) for choices in alone for ids in choices)
     print(f"{len(pool)} requests alone: {tokens} tokens", flush=True)
 
-    server = Server(*SERVER_ARGS, *memory)
+    block = int(labels["bytes_per_block"])
+    folder = tempfile.TemporaryDirectory()
+    disk = ["--disk-kv", folder.name, "--disk-kv-size", str(max(16 * BLOCKS * block, 1 << 21))]
+    tiers = [*disk, "--host-kv-memory", str(2 * BLOCKS * block), *config_of()] if args.tiers else []
+    server = Server(*SERVER_ARGS, *memory, *tiers)
+    router = Router(server) if args.tiers else None
     soak = Soak(server, pool, alone, args.seconds, rng)
     asyncio.run(soak.run(args.workers))
     metrics = server.wait_idle()
@@ -151,6 +175,8 @@ def main():
     assert soak.completed > 0 and soak.cancelled > 0
     assert value("vllm:request_success_total", finished_reason="error") == 0
     check_memory(soak.rss)
+    if router:
+        check_tiers(server, router)
     assert server.stop() == 0, "".join(server.log)
     print("soak: every completed answer equals its solo run, every block was given back")
 

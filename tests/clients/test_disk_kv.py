@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from folio_server import Server
+from kv_router import Router, config_of, engine_holds, knows
 
 # Room for three prompts, so that most of what is asked again is no longer in memory.
 SMALL = ["--device", "cpu", "--kv-cache-memory", "3MiB", "--max-num-seqs", "4"]
@@ -132,11 +133,24 @@ def test_damage_is_computed_again(serve, tmp_path, answers):
     assert again.stop() == 0
 
 
+def all_is_told(server, seconds=30):
+    """How many blocks a router knows of the disk, once it knows all that the server says it holds."""
+    router, end = Router(server), time.monotonic() + seconds
+    while True:
+        held, message = engine_holds(server)
+        router.follow(message)
+        right, why = knows(router, held)
+        if right:
+            router.close()
+            return sum(medium == "STORAGE" for _, medium in router.held)
+        assert time.monotonic() < end, why
+
+
 def test_killed_at_any_time_it_serves_no_wrong_token_and_loses_nothing_that_was_stored(tmp_path, answers):
     rng = random.Random(9)
     kept = 0
     for turn in range(KILLS):
-        server = Server(*disk(tmp_path))
+        server = Server(*disk(tmp_path, *config_of()))
         failures = []
 
         def work(seed):
@@ -160,6 +174,8 @@ def test_killed_at_any_time_it_serves_no_wrong_token_and_loses_nothing_that_was_
             time.sleep(0.05)
             found = server.metric("folio:tier_blocks", tier="disk")
         assert found >= kept, f"turn {turn}: {kept} blocks were stored, {found} are found"
+        told = all_is_told(server)
+        assert told >= found, f"turn {turn}: {found} blocks are found and {told} were told"
         threads = [threading.Thread(target=work, args=(100 * turn + at,)) for at in range(4)]
         [thread.start() for thread in threads]
         time.sleep(rng.random() * 0.8)
@@ -231,3 +247,28 @@ def test_what_was_kept_moves_to_another_machine_as_one_file(serve, tmp_path, ans
     assert other.stop() == 0
     # Without the keyring it is noise.
     assert ask(serve(*disk(there)), 1) == (answers[1], 0)
+
+
+def test_one_tenant_moves_without_the_others(serve, tmp_path, answers):
+    here, there, file, keys = tmp_path / "here", tmp_path / "there", tmp_path / "kv", tmp_path / "keys"
+
+    def key(tenant):
+        made = [os.environ["FOLIO_BIN"], "keys", "create", "--keys", str(keys), "--tenant", tenant]
+        return subprocess.run(made, capture_output=True, text=True, check=True).stdout.strip()
+
+    alpha, beta = key("alpha"), key("beta")
+    server = serve(*disk(here, "--keys", str(keys)))
+    for number, of in enumerate((alpha, beta, alpha)):
+        ask(server, number, of)
+    stored(server, 3 * 50)
+    assert server.stop() == 0
+    assert "knows nobody" in cache("export", "--disk-kv", here, "--tenant", "gamma", file).stderr
+    done = cache("export", "--disk-kv", here, "--tenant", "alpha", file)
+    assert done.returncode == 0, done
+    assert cache("import", "--disk-kv", there, "--disk-kv-size", "64MiB", file).returncode == 0
+    other = serve(*disk(there, "--keyring", str(here / "keyring"), "--keys", str(keys)))
+    end = time.monotonic() + 20
+    while other.metric("folio:tier_blocks", tier="disk") < 2 * 50 and time.monotonic() < end:
+        time.sleep(0.02)
+    cached = [ask(other, number, of)[1] for number, of in enumerate((alpha, beta, alpha))]
+    assert cached[0] > 800 and cached[1] == 0 and cached[2] > 800, cached

@@ -14,170 +14,17 @@ import urllib.request
 import msgspec
 import pytest
 import zmq
+from kv_router import DECODER, END, MEDIA, AllBlocksCleared, Router, admin, config_of, engine_holds, knows
 
 REQUESTS = int(os.environ.get("FOLIO_KV_EVENTS_REQUESTS", "150"))
 # Room for three prompts and host memory for what is preempted, so that everything happens to blocks that can.
 SMALL = ["--device", "cpu", "--kv-cache-memory", "3MiB", "--host-kv-memory", "2MiB", "--max-num-seqs", "6"]
-END = (1 << 64) - 1
-
-
-# In the wire's own field order, as a consumer of vLLM's declares them.
-class Event(msgspec.Struct, array_like=True, tag=True):
-    pass
-
-
-class BlockStored(Event):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[tuple | None] | None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class BlockRemoved(Event):
-    block_hashes: list[int]
-    medium: str | None
-    group_idx: int | None = None
-
-
-class AllBlocksCleared(Event):
-    pass
-
-
-class EventBatch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    data_parallel_rank: int | None = None
-
-
-DECODER = msgspec.msgpack.Decoder(EventBatch)
-
-
-class Router:
-    """Subscribes, throws some messages away, asks for them again, and keeps {(hash, medium): (parent, tokens)}."""
-
-    def __init__(self, server, lose=0.0, seed=1):
-        log = "".join(server.log)
-        self.endpoint, self.replay_endpoint = re.search(r"KV events +(tcp://\S+), replay (tcp://\S+)", log).groups()
-        self.rng, self.lose = random.Random(seed), lose
-        self.held, self.next, self.lost, self.counts, self.salts = {}, 0, 0, {}, set()
-        self.context = zmq.Context()
-        self.sub = self.context.socket(zmq.SUB)
-        self.sub.setsockopt(zmq.SUBSCRIBE, b"")
-        self.sub.connect(self.endpoint)
-
-    def close(self):
-        self.context.destroy(linger=0)
-
-    def replay(self, start):
-        """[(number, payload)] of what is still there from `start` on."""
-        socket = self.context.socket(zmq.DEALER)
-        socket.connect(self.replay_endpoint)
-        socket.send_multipart([b"", struct.pack(">Q", start)])
-        replies = []
-        while True:
-            assert socket.poll(10_000), "no reply"
-            empty, topic, number, payload = socket.recv_multipart()
-            assert (empty, topic) == (b"", b"")
-            (number,) = struct.unpack(">Q", number)
-            if number == END:
-                socket.close()
-                return replies
-            replies.append((number, payload))
-
-    def catch_up(self, until):
-        """Everything before message `until`, from the replay socket."""
-        for number, payload in self.replay(self.next):
-            if number >= until:
-                break
-            assert number == self.next, "a gap in a replay"
-            self.apply(payload)
-        assert self.next >= until, (self.next, until)
-
-    def follow(self, end, seconds=30):
-        """Reads until it knows everything before message `end`."""
-        limit = time.monotonic() + seconds
-        while self.next < end:
-            assert time.monotonic() < limit, (self.next, end)
-            if not self.sub.poll(200):
-                # The last ones were thrown away.
-                self.catch_up(end)
-                continue
-            topic, number, payload = self.sub.recv_multipart()
-            (number,) = struct.unpack(">Q", number)
-            assert topic == b""
-            if number < self.next:
-                continue
-            if self.rng.random() < self.lose:
-                self.lost += 1
-                continue
-            if number > self.next:
-                self.catch_up(number)
-            if number == self.next:
-                self.apply(payload)
-
-    def apply(self, payload):
-        batch = DECODER.decode(payload)
-        assert batch.data_parallel_rank == 0 and abs(batch.ts - time.time()) < 600
-        for event in batch.events:
-            name = type(event).__name__
-            if isinstance(event, BlockStored):
-                size = event.block_size
-                assert len(event.token_ids) == size * len(event.block_hashes)
-                assert (event.group_idx, event.kv_cache_spec_kind) == (0, "full_attention")
-                assert event.lora_id is None and event.lora_name is None
-                self.salts.update(key[0] for key in event.extra_keys or [] if key)
-                parent = event.parent_block_hash
-                for at, block in enumerate(event.block_hashes):
-                    there = parent is None or any((parent, medium) in self.held for medium in ("GPU", "CPU"))
-                    assert there, "a block before its parent"
-                    assert (block, event.medium) not in self.held, "a block twice"
-                    self.held[block, event.medium] = (parent, event.token_ids[at * size : (at + 1) * size])
-                    parent = block
-                    self.counts[name, event.medium] = self.counts.get((name, event.medium), 0) + 1
-            elif isinstance(event, BlockRemoved):
-                for block in event.block_hashes:
-                    del self.held[block, event.medium]
-                    self.counts[name, event.medium] = self.counts.get((name, event.medium), 0) + 1
-            else:
-                self.held.clear()
-                self.counts[name] = self.counts.get(name, 0) + 1
-        self.next += 1
-
-
-def admin(server, path, method="GET"):
-    request = urllib.request.Request(server.admin + path, b"" if method == "POST" else None, method=method)
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.loads(response.read())
-
-
-def engine_holds(server):
-    """What the engine itself says it holds, when nothing happens any more, and the number of the next message."""
-    server.wait_idle()
-    before = None
-    while True:
-        after = admin(server, "/kv_events")["next_message"]
-        blocks = admin(server, "/kv_events/blocks")["data"]
-        if after == before:
-            return {(of["hash"], of["medium"]): (of["parent"], of["token_ids"]) for of in blocks}, after
-        before = after
-        time.sleep(0.3)
+# Room for a few prompts more.
+DISK = "8MiB"
 
 
 def start(serve, *more, **config):
-    config = {
-        "enable_kv_cache_events": True,
-        "endpoint": "tcp://127.0.0.1:0",
-        "replay_endpoint": "tcp://127.0.0.1:0",
-        "tenants": "*",
-        **config,
-    }
-    return serve(*SMALL, "--admin-listen", "127.0.0.1:0", "--kv-events-config", json.dumps(config), *more)
+    return serve(*SMALL, *config_of(**config), *more)
 
 
 def ask(server, rng, key="none", max_tokens=None):
@@ -214,8 +61,8 @@ def run(server, requests, seed, keys=("none",), threads=8):
     ask(server, random.Random(seed), keys[0])
 
 
-def test_after_a_long_random_run_a_router_knows_what_the_engine_holds_block_for_block(serve):
-    server = start(serve)
+def test_after_a_long_random_run_a_router_knows_what_the_engine_holds_block_for_block(serve, tmp_path):
+    server = start(serve, "--disk-kv", str(tmp_path), "--disk-kv-size", DISK)
     routers = [Router(server), Router(server, lose=0.2, seed=2)]
     for round in range(3):
         run(server, REQUESTS // 3, round)
@@ -223,13 +70,15 @@ def test_after_a_long_random_run_a_router_knows_what_the_engine_holds_block_for_
         assert held, "nothing is cached"
         for router in routers:
             router.follow(end)
-            assert router.held == held
+            right, why = knows(router, held)
+            assert right, why
     careful, careless = routers
+    assert careful.held == careless.held
     assert careful.lost == 0 and careless.lost > 20, careless.lost
     assert careful.counts == careless.counts
     for name in ("BlockStored", "BlockRemoved"):
-        assert careful.counts[name, "GPU"] > 500, careful.counts
-        assert (name, "CPU") not in careful.counts, "what a tier keeps is not told"
+        for medium in MEDIA:
+            assert careful.counts[name, medium] > 500, (name, medium, careful.counts)
     assert server.metric("folio:kv_events_dropped_total") == 0
     assert server.metric("folio:kv_events_lost_total") == 0
     assert server.metric("folio:kv_events_subscribers") == 2
@@ -254,7 +103,8 @@ def test_a_router_that_comes_late_is_told_all_of_it_on_demand(serve):
     assert admin(server, "/kv_events/republish", "POST")
     held, end = engine_holds(server)
     router.follow(end)
-    assert router.held == held
+    right, why = knows(router, held)
+    assert right, why
     router.close()
     assert server.stop() == 0
 
@@ -274,6 +124,44 @@ def test_a_restart_clears_what_was_told_before(serve):
     assert number == 0 and [type(of) for of in DECODER.decode(payload).events] == [AllBlocksCleared]
     router.close()
     again.close()
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+def test_after_a_restart_what_a_disk_kept_is_told_with_its_tokens(serve, tmp_path, ending):
+    disk = ["--disk-kv", str(tmp_path), "--disk-kv-size", "64MiB", "--api-key", "alpha", "--api-key", "beta"]
+    server = start(serve, *disk)
+    run(server, 32, 11, keys=("alpha", "beta"))
+    held, _ = engine_holds(server)
+    kept = {key: value for key, value in held.items() if key[1] == "STORAGE"}
+    assert len(kept) > 100
+    if ending == "stopped":
+        assert server.stop() == 0
+    else:
+        server.process.kill()
+        server.process.wait()
+    # Of one of them alone, under the name it has now.
+    again = start(serve, *disk, tenants=["key:1"])
+    router = Router(again)
+    limit = time.monotonic() + 60
+    while True:
+        # No request came; the numbers of messages say when all is told.
+        on_disk, end = engine_holds(again)
+        router.follow(end)
+        right, why = knows(router, on_disk)
+        if right and router.held:
+            break
+        assert time.monotonic() < limit, why
+    assert router.counts["AllBlocksCleared"] == 1 and {medium for _, medium in router.held} == {"STORAGE"}
+    assert all(kept[key] == value for key, value in router.held.items()), "with the tokens and parents that they had"
+    others = len(kept) - len(on_disk)
+    assert 0 < len(on_disk) < len(kept), others
+    ask(again, random.Random(3), "alpha")
+    ask(again, random.Random(3), "beta")
+    held, end = engine_holds(again)
+    router.follow(end)
+    right, why = knows(router, held)
+    assert right, why
+    router.close()
 
 
 def test_only_those_tenants_are_told_whom_the_operator_named(serve):

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The built-in model as a GGUF file in 16 bits, for llama.cpp beside Folio on the same weights.
 
-    python demo_gguf.py OUT.f16.gguf
+    python demo_gguf.py OUT.f16.gguf [LAYERS]
 
+LAYERS: only the first so many, with norm and embeddings: a draft model, which was trained for nothing of the kind and is right now and then.
 Needs gguf and numpy. Names and shapes are those of a llama, rows of q and k in llama.cpp's order; the tokenizer splits words as Qwen2's does.
 """
 
@@ -48,11 +49,12 @@ def stored(name):
 
 def main():
     config, tokenizer, about = read("config.json"), read("tokenizer.json"), read("tokenizer_config.json")
+    layers = int(sys.argv[2]) if len(sys.argv) > 2 else config["num_hidden_layers"]
     w = gguf.GGUFWriter(sys.argv[1], "llama")
     w.add_name("folio-demo")
     w.add_context_length(config["max_position_embeddings"])
     w.add_embedding_length(config["hidden_size"])
-    w.add_block_count(config["num_hidden_layers"])
+    w.add_block_count(layers)
     w.add_feed_forward_length(config["intermediate_size"])
     w.add_head_count(config["num_attention_heads"])
     w.add_head_count_kv(config["num_key_value_heads"])
@@ -78,6 +80,8 @@ def main():
     w.add_chat_template(about["chat_template"])
 
     for name, values in tensors():
+        if name.startswith("model.layers.") and int(name.split(".")[2]) >= layers:
+            continue
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if part in name:
                 # From halves to neighbours.

@@ -120,12 +120,18 @@ pub struct Usage {
     pub completion_tokens: u64,
     /// Where reasoning is told apart.
     pub reasoning_tokens: Option<u64>,
-    /// Of drafts, where some were verified: what was right, and what was computed for nothing.
+    /// Of drafts, where some were verified.
     pub predicted: Option<Predicted>,
 }
 
+/// What became of drafts, of all choices together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Predicted {
+    /// Where they came from, as flags and metrics have it.
+    pub drafter: &'static str,
+    /// Steps that verified some, each choice's counted by itself.
+    pub steps: u64,
+    /// Those that were right, and those that were computed for nothing.
     pub accepted: u64,
     pub rejected: u64,
 }

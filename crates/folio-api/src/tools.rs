@@ -28,7 +28,7 @@ pub enum ToolChoice {
 }
 
 /// Functions whose calls are held to something.
-pub struct Held {
+pub struct ConstrainedCalls {
     /// The first field that asks for it; `None`: no function is strict, and what cannot be held is not.
     pub param: Option<String>,
     /// Whether each is strict.
@@ -62,10 +62,11 @@ impl ToolUse {
 
     /// All functions that may be called, with the schemas their arguments are held to: those of strict functions, and every one where a
     /// call must be made. `None`: nothing is held.
-    pub fn held(&self) -> Option<Held> {
+    pub fn held(&self) -> Option<ConstrainedCalls> {
         let callees = self.callees();
         let strict = callees.iter().any(|(strict, _)| *strict);
-        (strict || self.must()).then(|| Held { param: strict.then(|| self.strict_param.clone()), callees })
+        (strict || self.must())
+            .then(|| ConstrainedCalls { param: strict.then(|| self.strict_param.clone()), callees })
     }
 
     /// Refuses tools that this model could not be given or whose calls could not be read.

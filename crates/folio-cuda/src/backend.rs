@@ -337,7 +337,9 @@ impl CudaBackend {
         };
         sample::sample(&mut *self.driver, &sampling)?;
         self.chosen.fetch(&mut *self.driver, turn, words)?;
-        self.turns.of[turn].close(&mut *self.driver)
+        let step = &mut self.turns.of[turn];
+        step.fetch_logits(&mut *self.driver, model.logits, 4 * model.program.head.vocab as u64)?;
+        step.close(&mut *self.driver)
     }
 
     /// Waits for the step and reads what it chose.
@@ -555,6 +557,11 @@ impl Backend for CudaBackend {
             return Err(BackendError::Device("no step was begun".into()));
         };
         self.read(turn, outcomes).map_err(failed)
+    }
+
+    fn sampled_logits(&self, row: u32) -> &[f32] {
+        let bytes = self.model.as_ref().map_or(0, |model| 4 * model.program.head.vocab);
+        self.turns.finished().logits(&*self.driver, row as usize, bytes).map_or(&[], floats)
     }
 
     fn hidden(&self, row: u32) -> &[f32] {

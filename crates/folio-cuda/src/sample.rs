@@ -1,7 +1,7 @@
 //! Sampling on the device: what is chosen, as plain data for each row, and what comes back.
 //!
 //! Owns: the layout of both, and the launch. Must never: know a request or a step. For the same logits the choice is that of
-//! `folio-engine`'s sampler, bit for bit; what a guide restricts is not chosen here.
+//! `folio-engine`'s sampler, bit for bit; where the row itself is wanted, some token is judged whose result nobody reads.
 
 use folio_model::sampling::{Choice, Logprobs, Outcome, SampleRow};
 
@@ -44,8 +44,9 @@ pub fn encode(
         let mut record = [0; RECORD];
         record[18] = row.logprobs.map_or(0, |top| 1 + top.min(TOP_MAX));
         match &row.choice {
-            Choice::Known(token) => {
-                record[..2].copy_from_slice(&[1, *token]);
+            Choice::Known(_) | Choice::Logits => {
+                let token = if let Choice::Known(token) = row.choice { token } else { 0 };
+                record[..2].copy_from_slice(&[1, token]);
                 record[18] = record[18].max(1);
             }
             Choice::Draw(draw) => {
@@ -143,16 +144,25 @@ pub fn follow(
 pub struct Asked {
     known: bool,
     logprobs: bool,
+    /// The row itself.
+    pub logits: bool,
 }
 
 impl Asked {
     fn of(row: &SampleRow<'_>) -> Self {
-        Self { known: matches!(row.choice, Choice::Known(_)), logprobs: row.logprobs.is_some() }
+        Self {
+            known: matches!(row.choice, Choice::Known(_)),
+            logprobs: row.logprobs.is_some(),
+            logits: row.choice == Choice::Logits,
+        }
     }
 }
 
 /// Reads the result of one row, `result_words` words.
 pub fn decode(row: Asked, words: &[u32]) -> Outcome {
+    if row.logits {
+        return Outcome::Logits;
+    }
     match words[0] {
         1 => return Outcome::Failed("a logit is not a number"),
         2 => return Outcome::Failed("no logit is finite, or one is infinite"),

@@ -83,9 +83,41 @@ pub(crate) struct Turn {
     pub(crate) asked: Vec<Asked>,
     /// Alternatives that there is room for in each of its results.
     pub(crate) top: u32,
+    /// Host memory for the rows of logits that are wanted themselves, and its bytes.
+    logits: Option<(HostId, u64)>,
 }
 
 impl Turn {
+    /// Begins to copy the rows of logits that are wanted themselves, of all that lie at `from`, each of so many bytes.
+    pub(crate) fn fetch_logits(
+        &mut self,
+        driver: &mut dyn Driver,
+        from: DevicePtr,
+        bytes: u64,
+    ) -> Result<()> {
+        let wanted = (0..).zip(&self.asked).filter(|(_, row)| row.logits).map(|(index, _): (u64, _)| index);
+        let needed = wanted.clone().count() as u64 * bytes;
+        if self.logits.is_none_or(|(_, has)| has < needed) && needed > 0 {
+            if let Some((old, _)) = self.logits.take() {
+                driver.free_host(old)?;
+            }
+            let room = needed.next_power_of_two();
+            self.logits = Some((driver.allocate_host(room)?, room));
+        }
+        let Some((host, _)) = self.logits else { return Ok(()) };
+        for (to, index) in (0..).zip(wanted) {
+            driver.download_async(DevicePtr(from.0 + index * bytes), host, to * bytes, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of row `row`, if it was fetched, once that was waited for.
+    pub(crate) fn logits<'a>(&self, driver: &'a dyn Driver, row: usize, bytes: usize) -> Option<&'a [u8]> {
+        let (host, _) = self.logits.filter(|_| self.asked.get(row).is_some_and(|asked| asked.logits))?;
+        let before = self.asked[..row].iter().filter(|asked| asked.logits).count();
+        driver.host_bytes(host).get(before * bytes..(before + 1) * bytes)
+    }
+
     /// Everything that this step does was asked for.
     pub(crate) fn close(&mut self, driver: &mut dyn Driver) -> Result<()> {
         let event = match self.event {
@@ -107,6 +139,7 @@ pub(crate) struct Turns {
     pub(crate) of: [Turn; 2],
     oldest: usize,
     begun: usize,
+    finished: usize,
 }
 
 impl Turns {
@@ -127,7 +160,12 @@ impl Turns {
     /// Takes the oldest step out.
     pub(crate) fn finish(&mut self) -> Option<usize> {
         let turn = (self.begun > 0).then_some(self.oldest)?;
-        (self.oldest, self.begun) = (1 - turn, self.begun - 1);
+        (self.oldest, self.begun, self.finished) = (1 - turn, self.begun - 1, turn);
         Some(turn)
+    }
+
+    /// The step that was finished last.
+    pub(crate) fn finished(&self) -> &Turn {
+        &self.of[self.finished]
     }
 }

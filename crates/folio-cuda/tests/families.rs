@@ -8,7 +8,7 @@ use folio_cuda::CudaBackend;
 use folio_emulator::{Order, device};
 use folio_model::backend::DType;
 use folio_model::reference::ReferenceBackend;
-use folio_model::testing::eagle::{HEADS, check_head};
+use folio_model::testing::heads::{HEADS, WITH_MTP, check_head, check_mtp};
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{
     FIXTURES, HYBRIDS, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture, quantized,
@@ -59,12 +59,16 @@ fn layers_that_keep_a_state_are_refused_by_name() {
 }
 
 #[test]
-fn eagle_heads_compute_what_their_formulas_say() {
+fn heads_compute_what_their_formulas_say() {
     if !folio_emulator::available() {
         return;
     }
     for name in HEADS {
         let worst = check_head(name, floats, LOGIT_TOLERANCE);
+        println!("{name}: within {worst:.1e}");
+    }
+    for name in WITH_MTP {
+        let worst = check_mtp(name, floats, LOGIT_TOLERANCE);
         println!("{name}: within {worst:.1e}");
     }
 }

@@ -393,6 +393,45 @@ fn a_step_ahead_may_need_more_memory_than_the_one_before() {
     }
 }
 
+/// Rows of logits that are wanted themselves, of two steps that are under way, beside those that are chosen from there.
+#[test]
+fn rows_that_are_wanted_themselves_come_with_the_answers_of_their_step() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let (mut twin, _) = loaded();
+    let wanted: Vec<Vec<f32>> =
+        (0..4).map(|position| twin.forward(&decode(2, position)).unwrap().to_vec()).collect();
+    let vocab = wanted[0].len() / 2;
+    let itself = SampleRow { choice: Choice::Logits, logprobs: None };
+    // How many, and which, differs from step to step.
+    let rows = |position: u32| match position {
+        0 => [draw(0, false), itself],
+        1 => [itself, draw(1, true)],
+        _ => [itself, itself],
+    };
+    let (mut backend, _) = loaded();
+    let check = |backend: &mut CudaBackend, position: u32| {
+        let mut outcomes = Vec::new();
+        backend.finish_sampled(&mut outcomes).unwrap();
+        for ((at, asked), outcome) in (0..).zip(rows(position)).zip(outcomes) {
+            let is_wanted = asked.choice == Choice::Logits;
+            assert_eq!(outcome == Outcome::Logits, is_wanted, "step {position}, row {at}");
+            if is_wanted {
+                let row = &wanted[position as usize][at as usize * vocab..][..vocab];
+                assert_eq!(backend.sampled_logits(at), row, "step {position}, row {at}");
+            }
+        }
+    };
+    for position in 0..4 {
+        backend.begin_and_sample(&decode(2, position), &mut rows(position).into_iter()).unwrap();
+        if position > 0 {
+            check(&mut backend, position - 1);
+        }
+    }
+    check(&mut backend, 3);
+}
+
 #[test]
 fn only_tokens_of_the_step_before_can_be_followed_and_only_two_steps_be_under_way() {
     if !folio_emulator::available() {

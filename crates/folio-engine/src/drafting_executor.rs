@@ -6,8 +6,8 @@
 //! Before a step the drafter computes the known tokens that its KV lacks ([`crate::plan::DraftPlan`]), and from the last of them proposes token
 //! by token, one pass for all sequences each. It draws as the model itself will draw: with the parameters, the seed and the
 //! position of the sample that its draft is held against ("coupled" drafts: Daliri, Musco and Suresh, *Coupling without
-//! Communication and Drafter-Invariant Speculative Decoding*, 2024). So at temperature 0 it is greedy, and above it its draws are
-//! right about as often as two distributions agree. Penalties and guides it does not see.
+//! Communication and Drafter-Invariant Speculative Decoding*, 2024), or sharper ([`DraftingExecutor::at_temperature`]). So at temperature 0
+//! it is greedy, and above it its draws are right about as often as two distributions agree. Penalties and guides it does not see.
 //!
 //! A drafter that reads the model's features ([`Reads::Features`]) gets those of the position before each token: the model's, which are
 //! kept here by table slot from the step that computed them until the drafter has, and behind them its own ([`features`]).
@@ -15,7 +15,10 @@
 //! Its KV is one group of the cache, the last of a plan, and optional. Blocks of it that are to be copied are copied before it computes
 //! next: nobody else reads or writes them.
 
+mod agreement;
 mod features;
+
+use std::sync::Arc;
 
 use folio_kv::BlockCopy;
 
@@ -23,6 +26,8 @@ use crate::plan::{
     DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
     StepOutput, StepPlan, TableChange, Want,
 };
+use crate::request::SamplingParams;
+pub use agreement::{Agreement, Pool, agreement};
 use features::Features;
 
 /// See the module documentation.
@@ -31,6 +36,8 @@ pub struct DraftingExecutor<M, D> {
     drafter: D,
     as_drafter: DrafterModel,
     vocab: u32,
+    /// What of a sequence's temperature its drafts are drawn at.
+    temperature: f32,
     /// Its pass, and which of the step's sequences each entry is of.
     pass: StepPlan,
     of: Vec<Of>,
@@ -59,6 +66,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             drafter,
             as_drafter,
             vocab,
+            temperature: 1.0,
             pass: StepPlan::default(),
             of: Vec::new(),
             entries: Vec::new(),
@@ -66,6 +74,12 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             features: Features::new(as_drafter.reads),
             broken: false,
         }
+    }
+
+    /// Drafts are drawn at this share of their sequence's temperature. With the same noise a drafter that is sharper says what the model says more
+    /// often than at the model's own temperature, as long as it is not the same model (`tools/bench/draft_acceptance.py`).
+    pub fn at_temperature(self, share: f32) -> Self {
+        Self { temperature: share, ..self }
     }
 
     /// All passes of a step.
@@ -94,7 +108,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
                         _ => 0,
                     };
                     self.drafts[(sequence.drafter.first_place + proposed) as usize] = draft;
-                    go_on(entry, draft, sequence, proposed as usize + 1);
+                    go_on(entry, draft, sequence, proposed as usize + 1, self.temperature);
                     entry.features = self.features.wanted(sequence.drafter.drafts, proposed + 1);
                 }
             }
@@ -147,10 +161,10 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
         entry.tokens.clear();
         let unknown = |token: u32| if token < self.vocab { token } else { 0 };
         entry.tokens.extend(sequence.drafter.tokens.iter().copied().map(unknown));
-        entry.samples.clear();
+        let before = entry.samples.pop();
         if sequence.drafter.drafts > 0 {
             let row = entry.tokens.len() as u32 - 1;
-            entry.samples.extend(sample(row, sequence, 0));
+            entry.samples.extend(sample(row, sequence, 0, before, self.temperature));
         }
         entry.features = self.features.wanted(sequence.drafter.drafts, 0);
         self.features.feed(sequence, &mut self.pass.features);
@@ -232,19 +246,34 @@ impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
     }
 }
 
-/// The token behind row `row`, as the model is to draw its own for its sample `at`.
-fn sample(row: u32, sequence: &SequencePlan, at: usize) -> Option<SamplePlan> {
+/// The token behind row `row`, as the model is to draw its own for its sample `at`, but at a `share` of the temperature. `before`: the sample
+/// before it, of the same sequence.
+fn sample(
+    row: u32,
+    sequence: &SequencePlan,
+    at: usize,
+    before: Option<SamplePlan>,
+    share: f32,
+) -> Option<SamplePlan> {
     let Want::Token(spec) = &sequence.samples.get(at)?.want else { return None };
-    let (params, history, guide) = (spec.params.clone(), None, None);
+    let params = match before {
+        Some(SamplePlan { want: Want::Token(before), .. }) => before.params,
+        _ if share == 1.0 || spec.params.temperature == 0.0 => spec.params.clone(),
+        _ => {
+            let temperature = share * spec.params.temperature;
+            Arc::new(SamplingParams { temperature, ..(*spec.params).clone() })
+        }
+    };
+    let (history, guide) = (None, None);
     let SampleSpec { seed, position, forbid_stop, .. } = *spec;
     let spec = SampleSpec { params, seed, position, history, forbid_stop, guide };
     Some(SamplePlan { row, want: Want::Token(spec) })
 }
 
 /// The next pass computes the draft, and draws the one behind it, for sample `at` of the sequence.
-fn go_on(entry: &mut SequencePlan, draft: u32, sequence: &SequencePlan, at: usize) {
+fn go_on(entry: &mut SequencePlan, draft: u32, sequence: &SequencePlan, at: usize, share: f32) {
     entry.tokens.clear();
     entry.tokens.push(draft);
-    entry.samples.clear();
-    entry.samples.extend(sample(0, sequence, at));
+    let before = entry.samples.pop();
+    entry.samples.extend(sample(0, sequence, at, before, share));
 }

@@ -75,7 +75,8 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     let scheduler = Scheduler::new(config.clone())?;
     let mut scheduler = scheduler
         .with_overlap(parts.executor.depth(), parts.executor.lag())
-        .with_drafter(parts.executor.drafter());
+        .with_drafter(parts.executor.drafter())
+        .with_vocab(parts.vocab);
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
     let mut cache = parts.cache;
@@ -89,17 +90,22 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         mailbox: Arc::new(Mailbox::new(limit)),
         tiers: parts.tiers.clone(),
         past: Mutex::default(),
-        stats: Mutex::new(Arc::new(EngineStats { cache: cache.stats(), ..EngineStats::default() })),
+        stats: Mutex::new(Arc::new(EngineStats {
+            work: *scheduler.work(),
+            cache: cache.stats(),
+            ..EngineStats::default()
+        })),
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
-    let preempted_in = parts.tiers.iter().position(|tier| tier.keeps_preempted());
+    let preempted_in = parts.tiers.iter().position(|tier| tier.swaps());
     scheduler = scheduler
         .with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()))
-        .keeping_preempted_in(preempted_in.map(|at| TierId(at as u8)));
+        .swapping_to(preempted_in.map(|at| TierId(at as u8)));
     for tier in &parts.tiers {
         let mailbox = shared.mailbox.clone();
-        tier.start(Box::new(move |report| mailbox.report_transfer(report)), parts.clock.clone());
+        let reports = Box::new(move |report| mailbox.report_transfer(report));
+        tier.start(reports, parts.clock.clone(), parts.events.as_ref());
     }
     if let Some(feed) = &parts.events {
         feed.open(&mut cache);

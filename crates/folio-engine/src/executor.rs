@@ -4,9 +4,9 @@
 //! tokens are the same. Must never: decide anything; what it computes is a function of the plan and
 //! the cached bits.
 //!
-//! A step that a sampling backend answers in one pass is begun there and goes on while the next is planned and begun: its wants are
-//! not needed any more, and the tokens it chooses may be named in the next batch. Every other step waits for those before it and
-//! has its answers when it is begun.
+//! A step that a sampling backend answers in one pass is begun there and goes on while the next is planned and begun: the tokens it chooses may
+//! be named in the next batch, and what is chosen here is kept until its logits are there. Every other step waits for those before it
+//! and has its answers when it is begun.
 //!
 //! A step is one forward pass, unless it wants more rows of logits than the backend has room for (prompt logprobs):
 //! then it is split, between sequences where possible and within a sequence where not. Splitting changes no bit, because
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use folio_model::backend::{Backend, Batch, BlockCopy, PLACEHOLDER, Span};
 use folio_model::sampling::Outcome;
 
-use crate::on_device::{ask, rows, sampled};
+use crate::on_device::{ChosenHere, ask, chosen_here, rows, sampled};
 use crate::plan::{
     Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan, Want,
 };
@@ -49,15 +49,20 @@ pub struct ModelExecutor {
     /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
     /// What a backend that samples is asked, as [`ask`] finds it.
-    asked: Vec<[u32; 2]>,
+    asked: Vec<Served>,
+    /// Of those, what is chosen here.
+    here: Vec<ChosenHere>,
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
+    /// Answers of a pass that was computed on a backend which samples.
+    answers: Vec<Sampled>,
     /// Of the step being computed, or the one that was finished last.
     output: StepOutput,
     /// In order, at most `depth`.
     begun: VecDeque<Begun>,
     spare: Vec<StepOutput>,
+    spare_here: Vec<Vec<ChosenHere>>,
     /// Cache groups that this model has, the first of those of a plan; the others are a drafter's.
     groups: usize,
     /// What the drafts are that the plan being begun names by place.
@@ -81,6 +86,8 @@ struct Begun {
     step: u64,
     /// So many answers are still to come from the backend; `None`: all are in `output`.
     rows: Option<usize>,
+    /// What is chosen of them here.
+    here: Vec<ChosenHere>,
     output: StepOutput,
     failed: Option<ExecutorError>,
 }
@@ -102,6 +109,19 @@ pub(crate) struct Served {
     pub(crate) hidden: u32,
 }
 
+impl Served {
+    /// What is wanted of the row, in the plan.
+    pub(crate) fn wants<'a>(&self, plan: &'a StepPlan) -> &'a [SamplePlan] {
+        let from = self.first_sample as usize;
+        &plan.sequences[self.sequence as usize].samples[from..from + self.samples as usize]
+    }
+
+    /// The first of it.
+    pub(crate) fn want<'a>(&self, plan: &'a StepPlan) -> &'a Want {
+        &self.wants(plan)[0].want
+    }
+}
+
 impl ModelExecutor {
     /// `backend` has its program, sized for `max_rows` rows and `max_logit_rows` rows of logits, and its cache.
     pub fn new(backend: Box<dyn Backend>, vocab: usize, max_rows: usize, max_logit_rows: usize) -> Self {
@@ -120,11 +140,14 @@ impl ModelExecutor {
             step: 0,
             served: Vec::new(),
             asked: Vec::new(),
+            here: Vec::new(),
             sum: None,
             outcomes: Vec::new(),
+            answers: Vec::new(),
             output: StepOutput::default(),
             begun: VecDeque::with_capacity(2),
             spare: Vec::with_capacity(2),
+            spare_here: Vec::with_capacity(2),
             groups: usize::MAX,
             drafts: Vec::new(),
             rows: 0,
@@ -275,8 +298,10 @@ impl ModelExecutor {
         Ok(Some(self.asked.len()))
     }
 
-    /// Begins the batch on a backend that samples.
+    /// Begins the batch on a backend that samples, and keeps what is chosen here.
     fn begin_asked(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.here.clear();
+        self.here.extend(chosen_here(plan, &self.asked, |drafts| named(drafts, &self.drafts)));
         let begun = self.backend.begin_and_sample(&self.batch, &mut rows(plan, &self.asked));
         begun.map_err(|error| {
             self.lose_tables();
@@ -288,9 +313,11 @@ impl ModelExecutor {
     fn drain(&mut self) {
         for at in 0..self.begun.len() {
             if let Some(rows) = self.begun[at].rows.take() {
-                self.begun[at].failed = self.await_outcomes(self.begun[at].step, rows).err();
-                let outcomes = self.outcomes.drain(..);
-                self.begun[at].output.samples.extend(outcomes.map(sampled));
+                let Begun { step, here, output, .. } = &mut self.begun[at];
+                let (step, mut here, mut samples) =
+                    (*step, std::mem::take(here), std::mem::take(&mut output.samples));
+                self.begun[at].failed = self.take_answers(step, rows, &mut here, &mut samples).err();
+                (self.begun[at].here, self.begun[at].output.samples) = (here, samples);
             }
         }
     }
@@ -355,7 +382,8 @@ impl ModelExecutor {
         output.samples.clear();
         output.features.clear();
         output.drafts.clone_from(&self.drafts);
-        Ok(Some(Begun { step: plan.step, rows: Some(rows), output, failed: None }))
+        let here = std::mem::replace(&mut self.here, self.spare_here.pop().unwrap_or_default());
+        Ok(Some(Begun { step: plan.step, rows: Some(rows), here, output, failed: None }))
     }
 
     /// Computes the step, in as many passes as it takes, when those before it have their answers.
@@ -378,7 +406,7 @@ impl ModelExecutor {
         self.flush(plan)?;
         self.output.drafts.clone_from(&self.drafts);
         let output = std::mem::replace(&mut self.output, self.spare.pop().unwrap_or_default());
-        Ok(Begun { step: plan.step, rows: None, output, failed: None })
+        Ok(Begun { step: plan.step, rows: None, here: Vec::new(), output, failed: None })
     }
 
     /// Computes the batch and answers what it serves.
@@ -402,13 +430,40 @@ impl ModelExecutor {
     /// The backend computes the batch and chooses.
     fn sample_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.begin_asked(plan)?;
-        self.await_outcomes(plan.step, self.asked.len())?;
-        let mut outcomes = self.outcomes.drain(..);
+        let (mut here, mut answers) = (std::mem::take(&mut self.here), std::mem::take(&mut self.answers));
+        let answered = self.take_answers(plan.step, self.asked.len(), &mut here, &mut answers);
+        let mut all = answers.drain(..);
         for served in &self.served {
+            let samples = served.samples as usize;
             match served.hidden {
-                0 => self.output.samples.extend(outcomes.next().map(sampled)),
+                0 => self.output.samples.extend(all.by_ref().take(samples)),
                 // Its place; the backend is asked for it last.
-                _ => self.output.samples.extend((0..served.samples).map(|_| Sampled::Hidden(Vec::new()))),
+                _ => self.output.samples.extend((0..samples).map(|_| Sampled::Hidden(Vec::new()))),
+            }
+        }
+        drop(all);
+        (self.here, self.answers) = (here, answers);
+        answered
+    }
+
+    /// Waits for the oldest step of the backend and adds its answers: what the backend chose for so many rows, and what is chosen `here`.
+    fn take_answers(
+        &mut self,
+        step: u64,
+        rows: usize,
+        here: &mut Vec<ChosenHere>,
+        answers: &mut Vec<Sampled>,
+    ) -> Result<(), ExecutorError> {
+        self.await_outcomes(step, rows)?;
+        let mut here = here.drain(..).peekable();
+        for (row, outcome) in (0..).zip(self.outcomes.drain(..)) {
+            if outcome != Outcome::Logits {
+                answers.push(sampled(outcome));
+                continue;
+            }
+            if let Some(it) = here.next_if(|it| it.row == row) {
+                let logits = self.backend.sampled_logits(row);
+                answers.push(self.sampler.sample_behind(&it.drafts, logits, &it.spec));
             }
         }
         Ok(())
@@ -451,8 +506,7 @@ impl ModelExecutor {
         let mut rows = logits.chunks_exact(self.vocab);
         for served in &self.served {
             let sequence = &plan.sequences[served.sequence as usize];
-            let from = served.first_sample as usize;
-            let samples = &sequence.samples[from..from + served.samples as usize];
+            let samples = served.wants(plan);
             if served.hidden > 0 {
                 // Its place; the backend is asked when nobody reads logits any more.
                 self.output.samples.extend(samples.iter().map(|_| Sampled::Hidden(Vec::new())));
@@ -574,15 +628,20 @@ impl Executor for ModelExecutor {
         let Some(begun) = self.begun.pop_front() else {
             return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
         };
-        self.spare.push(std::mem::replace(&mut self.output, begun.output));
-        self.output.step = begun.step;
-        if let Some(error) = begun.failed {
-            return Err(error);
+        let Begun { step, rows, mut here, output, failed } = begun;
+        self.spare.push(std::mem::replace(&mut self.output, output));
+        self.output.step = step;
+        let mut samples = std::mem::take(&mut self.output.samples);
+        let answered = match (failed, rows) {
+            (Some(error), _) => Err(error),
+            (None, Some(rows)) => self.take_answers(step, rows, &mut here, &mut samples),
+            (None, None) => Ok(()),
+        };
+        self.output.samples = samples;
+        if here.capacity() > 0 {
+            here.clear();
+            self.spare_here.push(here);
         }
-        if let Some(rows) = begun.rows {
-            self.await_outcomes(begun.step, rows)?;
-            self.output.samples.extend(self.outcomes.drain(..).map(sampled));
-        }
-        Ok(&self.output)
+        answered.map(|()| &self.output)
     }
 }

@@ -31,15 +31,16 @@ mod sequence;
 pub mod stats;
 pub mod tier;
 pub mod turn;
+mod work;
 
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
-pub use drafting::{DRAFTS_MAX, Drafter, Drafters, Speculation};
+pub use drafting::{DRAFTS_MAX, Drafter, Drafters, IndexBlock, IndexCache, Speculation};
 pub use drafting_executor::DraftingExecutor;
 pub use engine::{EngineParts, StartError, start};
 pub use executor::ModelExecutor;
-pub use feed::EventFeed;
+pub use feed::{EventFeed, Medium, Owner, Resident, Taken, TierBatch, TierEvent, short_name};
 pub use guide::{Guide, GuideRef, Restricted, Rules, RulesRef};
 pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
@@ -57,3 +58,4 @@ pub use tier::{
     find as find_in_tiers,
 };
 pub use turn::{Driver, turn};
+pub use work::{Activity, StepWork, Work};

@@ -1,11 +1,11 @@
 //! Writes the snapshot that everybody else reads.
 //!
-//! Two snapshots take turns: one is being read, the other is written in place and then swapped in under a lock held for
+//! Two snapshots take turns, and two lists of tenants in them: one is being read, the other is written in place and then swapped in under a lock held for
 //! a pointer's exchange. A reader that keeps an old snapshot costs one allocation, nothing more.
 
 use std::sync::{Arc, PoisonError};
 
-use folio_kv::KvCache;
+use folio_kv::{Holdings, KvCache, TenantId};
 
 use crate::handle::Shared;
 use crate::progress::Progress;
@@ -23,6 +23,8 @@ pub(crate) struct Publisher {
     /// The figures as last published; `spare` is the memory they will be written to next.
     latest: EngineStats,
     spare: Arc<EngineStats>,
+    /// The memory that figures of tenants will be written to next.
+    spare_tenants: Arc<Vec<(TenantId, Holdings)>>,
     progress: Progress,
     steps: u64,
     rate_tokens: f64,
@@ -33,7 +35,8 @@ impl Publisher {
     pub fn new(shared: Arc<Shared>) -> Self {
         let latest = (**shared.stats.lock().unwrap_or_else(PoisonError::into_inner)).clone();
         let (spare, progress) = (Arc::new(latest.clone()), Progress::default());
-        Self { shared, spare, latest, progress, steps: 0, rate_tokens: 0.0, rate_us: 0.0 }
+        let spare_tenants = Arc::default();
+        Self { shared, spare, spare_tenants, latest, progress, steps: 0, rate_tokens: 0.0, rate_us: 0.0 }
     }
 
     /// Work arrived at an engine that had none.
@@ -99,10 +102,11 @@ impl Publisher {
             });
             past
         });
-        let mut tenants: Vec<_> =
-            cache.tenants().map(|(tenant, _)| (tenant, cache.holdings(tenant))).collect();
+        let tenants = Arc::make_mut(&mut self.spare_tenants);
+        tenants.clear();
+        tenants.extend(cache.tenants().map(|(tenant, _)| (tenant, cache.holdings(tenant))));
         tenants.sort_unstable_by_key(|(tenant, _)| *tenant);
-        self.latest.tenants = tenants.into();
+        std::mem::swap(&mut self.latest.tenants, &mut self.spare_tenants);
         self.swap_in();
         drop(past);
     }

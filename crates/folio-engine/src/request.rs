@@ -9,6 +9,7 @@ pub use folio_model::Pooling;
 
 use crate::drafting::Speculation;
 use crate::guide::RulesRef;
+use crate::stats::PerReason;
 
 /// Identifies a request for its whole life. Assigned by the caller's side ([`crate::EngineHandle`]), never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,6 +146,8 @@ impl SamplingParams {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     pub id: u32,
+    /// Microseconds of steps that fall to its sequence since the event before ([`crate::Work`]).
+    pub us: f32,
     pub logprobs: Option<TokenLogprobs>,
 }
 
@@ -180,6 +183,8 @@ pub enum Event {
     Prompt {
         /// Prompt tokens whose KV came from the prefix cache.
         cached_tokens: u32,
+        /// Microseconds of steps that fall to the prompt ([`crate::Work`]).
+        us: f32,
         /// Entry `i` is for prompt token `i + 1` (nothing predicts the first); empty unless asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
         /// What came of the pins that were asked for; `None`: of none. A refusal ends nothing.
@@ -205,8 +210,8 @@ pub enum Event {
 // A step of thousands of sequences writes one each: what is rare is behind a pointer.
 const _: () = assert!(size_of::<Event>() <= 48);
 
-/// When things happened, for metrics; engine time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// When things happened and what they took, for metrics; engine time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
     pub arrived: Micros,
     /// First scheduled.
@@ -214,9 +219,14 @@ pub struct Timing {
     pub first_token: Micros,
     pub finished: Micros,
     pub preemptions: u32,
-    /// Drafts that were verified, and those of them that were what was chosen.
+    /// Steps that verified drafts, the drafts, and those of them that were what was chosen.
+    pub draft_steps: u32,
     pub draft_tokens: u32,
     pub accepted_draft_tokens: u32,
+    /// Microseconds that it was not computed, by what it waited for.
+    pub waited_us: PerReason<u64>,
+    /// Microseconds of steps that fall to it and that no event told before ([`crate::Work`]).
+    pub us: f32,
 }
 
 /// Receives a request's events. Must not block and must not call the engine. `false`: the receiver is gone, cancel.

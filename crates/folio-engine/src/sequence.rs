@@ -77,6 +77,8 @@ pub(crate) struct Sequence {
     pub min_tokens: u32,
     /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
+    /// Microseconds of steps that fall to it since its last event.
+    pub us: f32,
     pub restricted: bool,
     pub stop_tokens: SmallVec<[u32; 4]>,
     pub history: Option<Arc<TokenHistory>>,
@@ -150,8 +152,6 @@ pub(crate) struct Found {
     /// The plan it was looked up for.
     pub plan: u64,
     pub lookup: Lookup,
-    /// Positions that the cache alone had of it.
-    pub cached: u32,
 }
 
 /// Holds blocks and is considered in every plan.

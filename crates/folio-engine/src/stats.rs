@@ -10,6 +10,7 @@ use crate::config::SchedulerConfig;
 use crate::drafting::{DRAFTS_MAX, Drafter};
 use crate::request::Micros;
 use crate::tier::TIERS_MAX;
+use crate::work::Work;
 
 /// Why a sequence is not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,7 +150,7 @@ pub struct Counters {
     /// Sequences that lost their blocks.
     pub preemptions: u64,
     /// Of `preemptions`, those whose blocks a tier was given to keep.
-    pub preemptions_kept: u64,
+    pub preemptions_swapped: u64,
     /// Loads that each tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
     pub tier_loads: [u64; TIERS_MAX],
     pub failed_tier_loads: [u64; TIERS_MAX],
@@ -198,6 +199,7 @@ pub struct EngineStats {
     /// Those that are not, by what they wait for.
     pub waiting: PerReason<u32>,
     pub counters: Counters,
+    pub work: Work,
     pub cache: CacheStats,
     /// Tokens computed in the last step, and how many of them were decodes.
     pub last_step_tokens: u32,

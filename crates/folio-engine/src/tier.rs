@@ -10,9 +10,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use folio_kv::{BlockHashes, Content, Lease, Root, Ticket, TierId};
+use folio_kv::{BlockHashes, Content, Lease, Lineage, Root, Ticket, TierId};
 
 use crate::clock::Clock;
+use crate::feed::EventFeed;
 use crate::request::Micros;
 
 /// Blocks to be filled with what a tier has of them. It ends with [`Report::Loaded`], whatever becomes of it.
@@ -34,6 +35,7 @@ pub struct StoreOrder {
     pub until: Micros,
     pub root: Root,
     pub contents: Vec<Content>,
+    pub lineage: Lineage,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,8 +78,9 @@ pub type ReportSink = Box<dyn Fn(Report) + Send + Sync>;
 
 /// A tier off the device. Nothing here but [`Tier::find`] waits or does I/O.
 pub trait Tier: Send + Sync {
-    /// Where reports go, and what tells the time of leases. Called once, before anything is asked for.
-    fn start(&self, reports: ReportSink, clock: Arc<dyn Clock>);
+    /// Where reports go, and what tells the time of leases; and who is told what becomes known here and what goes, if anybody is. Called once,
+    /// before anything is asked for.
+    fn start(&self, reports: ReportSink, clock: Arc<dyn Clock>, events: Option<&Arc<EventFeed>>);
 
     /// How many blocks of group 0 it keeps together, a power of two up to [`CHUNK_BLOCKS_MAX`]: those whose index divided by it is the
     /// same, but for blocks that an operator declared. Loads and stores end where such a run does.
@@ -85,9 +88,9 @@ pub trait Tier: Send + Sync {
         1
     }
 
-    /// Whether it takes what it is given as fast as memory does. Then it is where sequences that are preempted are kept: whoever wants their
+    /// Whether it takes what it is given as fast as memory does. Then sequences that are preempted are swapped to it: whoever wants their
     /// blocks waits until it has read them.
-    fn keeps_preempted(&self) -> bool {
+    fn swaps(&self) -> bool {
         false
     }
 
@@ -144,7 +147,7 @@ mod tests {
     struct Has(Vec<Range<u32>>);
 
     impl Tier for Has {
-        fn start(&self, _: ReportSink, _: Arc<dyn Clock>) {}
+        fn start(&self, _: ReportSink, _: Arc<dyn Clock>, _: Option<&Arc<EventFeed>>) {}
         fn find(&self, _: &BlockHashes, _: u32) -> Vec<Range<u32>> {
             self.0.clone()
         }

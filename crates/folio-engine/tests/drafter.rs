@@ -1,8 +1,16 @@
 //! A model that proposes drafts: the tokens are as alone, and what it computes is what it lacks.
 
-use folio_engine::{Drafter, Request, SchedulerConfig, Speculation};
+use std::sync::{Arc, Mutex};
+
+use folio_engine::plan::{
+    DraftPlan, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, Want,
+};
+use folio_engine::{
+    Drafter, DrafterModel, DraftingExecutor, Executor, Reads, Request, SamplingParams, SchedulerConfig,
+    StepOutput, StepPlan,
+};
 use folio_sim::machine::Machine;
-use folio_sim::scenario::request;
+use folio_sim::scenario::{self, request};
 
 const EVER: u32 = u32::MAX;
 
@@ -20,10 +28,9 @@ fn machine(blocks: u32, drafter_blocks: u32, positions: u32) -> Machine {
     Machine::new(config(), blocks, 4).with_drafter(drafter_blocks, positions, 64)
 }
 
-/// At most `drafts` of the model in a step.
+/// At most `drafts` of it in a step.
 fn drafted(id: u64, prompt: &[u32], max_tokens: u32, drafts: u32) -> Request {
-    let speculation = Some(Speculation::new(Drafter::Model, drafts, prompt, &[]));
-    Request { speculation, ..request(id, prompt, max_tokens) }
+    scenario::drafted(id, Drafter::Model, prompt, max_tokens, drafts)
 }
 
 fn prompt(tokens: u32) -> Vec<u32> {
@@ -165,4 +172,77 @@ fn a_drafter_catches_up_with_a_prefix_that_was_computed_without_it() {
     assert_eq!(gaps.count(), 0, "{computed:?}");
     let (drafted, right) = drafts(&machine);
     assert!(drafted > 9 && drafted == right, "{right} of {drafted}");
+}
+
+/// Draws the next token each time, and notes at which temperatures.
+#[derive(Default)]
+struct Noting {
+    temperatures: Arc<Mutex<Vec<f32>>>,
+    output: StepOutput,
+}
+
+impl Executor for Noting {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let samples = plan.sequences.iter().flat_map(|sequence| &sequence.samples);
+        let specs =
+            samples.filter_map(|sample| if let Want::Token(spec) = &sample.want { Some(spec) } else { None });
+        self.output.samples.clear();
+        for spec in specs {
+            self.temperatures.lock().expect("no panic").push(spec.params.temperature);
+            self.output.samples.push(Sampled::Token { id: spec.position, logprobs: None });
+        }
+        Ok(())
+    }
+
+    fn begin_with_drafts(&mut self, plan: &StepPlan, _: &[u32]) -> Result<(), ExecutorError> {
+        self.begin(plan)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        Ok(&self.output)
+    }
+}
+
+#[test]
+fn drafts_are_drawn_at_their_share_of_the_temperature() {
+    let (model, drafter) = (Noting::default(), Noting::default());
+    let noted = [&model, &drafter].map(|executor| executor.temperatures.clone());
+    let as_drafter = DrafterModel { group: 1, block_tokens: 4, positions: EVER, reads: Reads::Tokens };
+    let mut executor = DraftingExecutor::new(model, drafter, as_drafter, 100).at_temperature(0.5);
+    let plan = |step, id, temperature| {
+        let params = Arc::new(SamplingParams { temperature, ..SamplingParams::greedy(9) });
+        let sample = |row| {
+            let (history, forbid_stop, guide) = (None, false, None);
+            let spec = SampleSpec {
+                params: params.clone(),
+                seed: 1,
+                position: 7 + row,
+                history,
+                forbid_stop,
+                guide,
+            };
+            SamplePlan { row, want: Want::Token(spec) }
+        };
+        let sequence = SequencePlan {
+            samples: (0..3).map(sample).collect(),
+            drafter: DraftPlan {
+                first_position: 6,
+                tokens: [5].into_iter().collect(),
+                drafts: 2,
+                ..DraftPlan::default()
+            },
+            block_tables: vec![vec![0, 1], vec![0, 1]],
+            ..SequencePlan::empty(SequenceId(id))
+        };
+        StepPlan { step, sequences: vec![Box::new(sequence)], ..StepPlan::default() }
+    };
+    // Another sequence in the same slot of tables has its own.
+    for (step, (id, temperature)) in (1..).zip([(1, 0.8), (1, 0.8), (2, 0.6), (3, 0.0), (4, 0.2)]) {
+        executor.execute(&plan(step, id, temperature)).expect("nothing fails");
+        let [of_model, of_drafts] =
+            noted.each_ref().map(|noted| std::mem::take(&mut *noted.lock().expect("no panic")));
+        assert_eq!(of_model, [temperature; 3]);
+        // The last draft's successor is drawn by nobody.
+        assert_eq!(of_drafts, [temperature / 2.0; 2]);
+    }
 }

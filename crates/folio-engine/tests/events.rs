@@ -8,7 +8,7 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::request::Event;
 use folio_engine::{
     CacheCommand, CacheResponse, EngineHandle, EngineParts, EventFeed, Executor, ModelExecutor,
-    SchedulerConfig, StepOutput, StepPlan, SystemClock, start,
+    SchedulerConfig, StepOutput, StepPlan, SystemClock, TierBatch, start,
 };
 use folio_kv::{BlockHashes, CacheConfig, CacheEvent, KvCache, default_policy};
 use folio_sim::SimBackend;
@@ -31,7 +31,7 @@ struct Watched {
 impl Executor for Watched {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let mut batch = self.feed.empty_batch();
-        self.feed.take(&mut batch, Duration::ZERO);
+        self.feed.take(&mut batch, &mut TierBatch::default(), Duration::ZERO);
         self.told.lock().unwrap().push(batch.events);
         self.inner.begin(plan)
     }
@@ -85,7 +85,9 @@ fn what_a_step_overwrites_is_told_before_it_and_what_it_computed_behind_it() {
     handle.command(CacheCommand::Resident, Box::new(move |answer| drop(sender.send(answer)))).expect("taken");
     let Ok(CacheResponse::Resident(resident)) = receiver.recv() else { panic!("no answer") };
     let mut batch = feed.empty_batch();
-    assert!(feed.take(&mut batch, Duration::from_secs(30)) && batch.events.len() == 8);
+    assert!(
+        feed.take(&mut batch, &mut TierBatch::default(), Duration::from_secs(30)) && batch.events.len() == 8
+    );
     assert!(batch.events.iter().all(|event| resident.events.contains(event)), "what was told is there");
     let prompt: Vec<u32> = (0..64).map(|at| (at * at + 2) % VOCAB).collect();
     assert_eq!(batch.tokens, prompt);
@@ -97,7 +99,10 @@ fn what_a_step_overwrites_is_told_before_it_and_what_it_computed_behind_it() {
     assert!(told.eq(hashes.iter(false).copied()), "parents first");
     handle.stop();
     handle.join();
-    assert!(!feed.take(&mut batch, Duration::from_secs(30)), "the feed ends with the engine");
+    assert!(
+        !feed.take(&mut batch, &mut TierBatch::default(), Duration::from_secs(30)),
+        "the feed ends with the engine"
+    );
 }
 
 /// Nobody takes anything: the engine goes on, and who comes at last is told what is there.
@@ -129,7 +134,7 @@ fn a_listener_that_sleeps_holds_up_nothing_and_is_told_all_of_it_when_it_wakes()
     let mut batch = feed.empty_batch();
     let mut anew = false;
     loop {
-        assert!(feed.take(&mut batch, Duration::from_secs(30)));
+        assert!(feed.take(&mut batch, &mut TierBatch::default(), Duration::from_secs(30)));
         if batch.begins_anew {
             anew = true;
             held.clear();

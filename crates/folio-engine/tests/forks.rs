@@ -6,7 +6,7 @@ use folio_engine::SchedulerConfig;
 use folio_engine::request::Request;
 use folio_kv::{BlockCopy, BlockId, TenantId};
 use folio_sim::Machine;
-use folio_sim::scenario::{request, root};
+use folio_sim::scenario::{request, root, text};
 
 const BLOCK: u32 = 16;
 
@@ -20,11 +20,6 @@ fn machine(windows: &[(u32, u32)]) -> Machine {
         ..SchedulerConfig::default()
     };
     Machine::with_windows(config, 200, BLOCK, windows)
-}
-
-/// Distinct text per `kind`.
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
 }
 
 /// Group 0 of every table there is.

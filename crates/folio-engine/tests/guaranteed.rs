@@ -5,7 +5,7 @@ use std::sync::Arc;
 use folio_engine::request::Request;
 use folio_engine::{FinishReason, SchedulerConfig};
 use folio_sim::Machine;
-use folio_sim::scenario::request;
+use folio_sim::scenario::{request, text};
 
 fn machine(guarantee_completion: bool, windows: &[(u32, u32)]) -> Machine {
     let config = SchedulerConfig {
@@ -19,11 +19,6 @@ fn machine(guarantee_completion: bool, windows: &[(u32, u32)]) -> Machine {
         ..SchedulerConfig::default()
     };
     Machine::with_windows(config, 24, 4, windows)
-}
-
-/// Distinct text per `kind`.
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
 }
 
 /// Runs `requests` and gives (preemptions, most that ran at once, most blocks held).

@@ -1,9 +1,9 @@
 //! A head that proposes drafts from the model's features (EAGLE-3): the tokens are as alone, and it gets the features of the right rows. The
 //! modelled head is right whenever it does, and wrong otherwise.
 
-use folio_engine::{Drafter, Request, SchedulerConfig, Speculation};
+use folio_engine::{Drafter, Request, SchedulerConfig};
 use folio_sim::machine::Machine;
-use folio_sim::scenario::request;
+use folio_sim::scenario::{self, request};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {
@@ -19,10 +19,9 @@ fn machine(blocks: u32, of_head: u32) -> Machine {
     Machine::new(config(), blocks, 4).with_head(of_head, 64)
 }
 
-/// At most `drafts` of the head in a step.
+/// At most `drafts` of it in a step.
 fn drafted(id: u64, prompt: &[u32], max_tokens: u32, drafts: u32) -> Request {
-    let speculation = Some(Speculation::new(Drafter::Eagle3, drafts, prompt, &[]));
-    Request { speculation, ..request(id, prompt, max_tokens) }
+    scenario::drafted(id, Drafter::Eagle3, prompt, max_tokens, drafts)
 }
 
 fn prompt(tokens: u32) -> Vec<u32> {

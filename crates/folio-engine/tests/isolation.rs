@@ -9,7 +9,7 @@
 use folio_engine::{Request, SchedulerConfig};
 use folio_kv::TenantId;
 use folio_sim::Machine;
-use folio_sim::scenario::{request, root};
+use folio_sim::scenario::{request, root, text};
 
 const OTHER: TenantId = TenantId(1);
 const SAME: TenantId = TenantId(0);
@@ -48,11 +48,6 @@ const PLAIN: Path = Path {
     blocks: 100,
     same_tenant_finds: 96,
 };
-
-/// Distinct from the first token on, per kind.
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
-}
 
 /// All that a step does, without the contents.
 type Step = (Vec<(u32, usize)>, usize);

@@ -1,14 +1,18 @@
 //! Several steps under way: who overlaps, who sits out, and what becomes of those who end or give way meanwhile.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use folio_engine::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId};
-use folio_engine::{FinishReason, Micros, RulesRef, Scheduler, SchedulerConfig};
+use folio_engine::{
+    Executor, FinishReason, Guide, Micros, ModelExecutor, Restricted, Rules, RulesRef, Scheduler,
+    SchedulerConfig,
+};
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
-use folio_sim::Machine;
 use folio_sim::rules::HashRules;
-use folio_sim::scenario::request;
+use folio_sim::scenario::{request, text};
+use folio_sim::{Machine, SimBackend};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {
@@ -19,10 +23,6 @@ fn config() -> SchedulerConfig {
         watermark_permille: 0,
         ..SchedulerConfig::default()
     }
-}
-
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
 }
 
 fn plain(id: u64, max_tokens: u32) -> Request {
@@ -171,6 +171,68 @@ fn who_depends_on_its_tokens_sits_out_alone() {
             assert!(lag > 1 || follows(1) >= 28, "{what}: {} rows of the other", follows(1));
         }
     }
+}
+
+/// Rules whose mask is there once that is said.
+#[derive(Clone, Default)]
+struct Told(Arc<AtomicBool>);
+
+impl Rules for Told {
+    fn guide(&self, _: &[u32]) -> Arc<dyn Guide> {
+        Arc::new(self.clone())
+    }
+
+    fn name(&self) -> &str {
+        "told"
+    }
+}
+
+impl Guide for Told {
+    fn advance(&self, _: u32) {}
+
+    fn restrict(&self, _: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        if !self.0.load(Ordering::Relaxed) {
+            return Ok(Restricted::Late);
+        }
+        logits[3..].fill(f32::NEG_INFINITY);
+        Ok(Restricted::Applied)
+    }
+}
+
+/// On a device that chooses for all others a mask is needed when its step is over, and the next step runs meanwhile.
+#[test]
+fn a_mask_that_comes_while_the_next_step_runs_is_in_time_and_nobody_waits_for_it() {
+    let kv = CacheConfig { blocks: 100, block_tokens: 4, bytes_per_block: 1 };
+    let mut cache = KvCache::new(kv, Box::new(LruLeafFirst::new()));
+    let mut scheduler = Scheduler::new(config()).expect("valid limits").with_overlap(2, 1);
+    let backend = SimBackend::new(29, 100, 4, 64, 64).with_sampling();
+    let mut executor = ModelExecutor::new(Box::new(backend), 29, 64, 64);
+    let (told, mut guided) = (Told::default(), plain(2, 12));
+    guided.sampling.rules = Some(RulesRef(Arc::new(told.clone())));
+    let requests = [plain(1, 40), guided].map(|request| request.hashed(4));
+    scheduler.admit(requests, [], Micros(0));
+    let mut said = [0; 3];
+    let (mut behind, mut guided_under_way) = (0, false);
+    for step in 1..40 {
+        let now = Micros(step * 1000);
+        told.0.store(false, Ordering::Relaxed);
+        while scheduler.has_room() && !scheduler.plan(&mut cache, now).sequences.is_empty() {
+            let plan = scheduler.planned();
+            executor.begin(plan).expect("a step");
+            behind += u32::from(guided_under_way);
+            guided_under_way = plan.sequences.iter().any(|sequence| sequence.id.0 == 2);
+        }
+        told.0.store(true, Ordering::Relaxed);
+        for (id, event) in scheduler.commit(&mut cache, executor.finish(), now).drain(..) {
+            if let Event::Token { token, .. } = event {
+                said[id.0 as usize] += 1;
+                assert!(id.0 != 2 || token.id < 3, "the mask binds");
+            }
+        }
+    }
+    let counters = scheduler.counters();
+    assert_eq!((counters.late_rows, said[2]), (0, 12), "{counters:?}");
+    assert!(behind >= 8 && said[1] > 35, "{behind} steps were begun while its own ran, {said:?}");
 }
 
 /// What a device cannot choose is computed when the steps before it have their answers, and changes nothing.

@@ -6,24 +6,7 @@ use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{FinishReason, Micros, SchedulerConfig, WaitingFor};
 use folio_kv::TenantId;
 use folio_sim::Machine;
-use folio_sim::scenario::{request, root};
-
-fn config() -> SchedulerConfig {
-    SchedulerConfig {
-        max_num_seqs: 8,
-        max_num_batched_tokens: 64,
-        max_prefill_tokens_while_decoding: 16,
-        max_model_len: 1024,
-        watermark_permille: 0,
-        headroom_tokens: 0,
-        ..SchedulerConfig::default()
-    }
-}
-
-/// Distinct text per `kind`.
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
-}
+use folio_sim::scenario::{request, root, small, text};
 
 fn step_of_first_token(machine: &mut Machine, id: u64) -> usize {
     while machine.tokens(id, 0).is_empty() {
@@ -34,7 +17,7 @@ fn step_of_first_token(machine: &mut Machine, id: u64) -> usize {
 
 #[test]
 fn decodes_get_their_token_in_every_step_beside_a_long_prompt() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     machine.submit(request(1, &text(1, 10), 100));
     machine.step();
     machine.submit(request(2, &text(2, 900), 2));
@@ -50,7 +33,7 @@ fn decodes_get_their_token_in_every_step_beside_a_long_prompt() {
 
 #[test]
 fn a_huge_prompt_does_not_block_short_ones() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     machine.submit(request(1, &text(1, 1000), 4));
     machine.step();
     for id in 2..6 {
@@ -67,7 +50,7 @@ fn a_huge_prompt_does_not_block_short_ones() {
 
 #[test]
 fn a_huge_prompt_is_not_starved_by_short_ones() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     machine.submit(request(1, &text(1, 600), 1));
     for id in 2..200 {
         // More short prompts than the budget can ever take.
@@ -85,7 +68,7 @@ fn a_huge_prompt_is_not_starved_by_short_ones() {
 
 #[test]
 fn a_shared_prefix_is_computed_once() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     let prefix = text(1, 320);
     let mut requests = Vec::new();
     for id in 1..=4 {
@@ -107,7 +90,7 @@ fn a_shared_prefix_is_computed_once() {
 /// The block with a prompt's last token is computed by each of them: nobody waits for another's.
 #[test]
 fn equal_prompts_of_whole_blocks_are_admitted_together() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     let prompt = text(1, 64);
     machine.submit(request(1, &prompt, 1));
     machine.run();
@@ -119,7 +102,7 @@ fn equal_prompts_of_whole_blocks_are_admitted_together() {
 
 #[test]
 fn tenants_do_not_share_a_prefix() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     let prompt = text(1, 160);
     machine.submit(request(1, &prompt, 2));
     machine.submit(Request { tenant: TenantId(1), root: root(TenantId(1)), ..request(2, &prompt, 2) });
@@ -136,7 +119,7 @@ fn tenants_do_not_share_a_prefix() {
 #[test]
 fn when_the_leader_of_a_prefix_dies_the_next_goes_on() {
     for dies_after in 0..6 {
-        let mut machine = Machine::new(config(), 200, 16);
+        let mut machine = Machine::new(small(), 200, 16);
         let prompt = text(1, 320);
         let followers = [request(2, &prompt, 3), request(3, &prompt, 3)];
         machine.submit(request(1, &prompt, 3));
@@ -154,7 +137,7 @@ fn when_the_leader_of_a_prefix_dies_the_next_goes_on() {
 
 #[test]
 fn choices_share_the_prompt_and_differ() {
-    let mut machine = Machine::new(config(), 200, 16);
+    let mut machine = Machine::new(small(), 200, 16);
     let mut many = request(1, &text(1, 100), 20);
     many.n = 4;
     many.sampling.temperature = 1.0;
@@ -170,7 +153,7 @@ fn choices_share_the_prompt_and_differ() {
 
 #[test]
 fn choices_beyond_the_places_wait_and_are_right() {
-    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 2, ..config() }, 200, 16);
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 2, ..small() }, 200, 16);
     let mut many = request(1, &text(1, 40), 12);
     many.n = 7;
     many.sampling.temperature = 1.0;
@@ -182,7 +165,7 @@ fn choices_beyond_the_places_wait_and_are_right() {
 #[test]
 fn a_preempted_sequence_resumes_with_the_same_tokens() {
     // Three grow at once in a pool for little more than one.
-    let mut machine = Machine::new(config(), 24, 4);
+    let mut machine = Machine::new(small(), 24, 4);
     let requests: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
     requests.iter().for_each(|request| machine.submit(request.clone()));
     machine.run();
@@ -195,7 +178,7 @@ fn a_preempted_sequence_resumes_with_the_same_tokens() {
 fn room_is_left_for_the_next_tokens_of_each_and_no_more_than_it_may_generate() {
     // Each takes 5 blocks of 24 for its prompt and 20 for all it may become.
     let most_at_once = |headroom_tokens, max_tokens| {
-        let mut machine = Machine::new(SchedulerConfig { headroom_tokens, ..config() }, 24, 4);
+        let mut machine = Machine::new(SchedulerConfig { headroom_tokens, ..small() }, 24, 4);
         (1..=4).for_each(|id| machine.submit(request(id, &text(id as u32, 20), max_tokens)));
         let mut most = 0;
         while {
@@ -214,7 +197,7 @@ fn room_is_left_for_the_next_tokens_of_each_and_no_more_than_it_may_generate() {
 
 #[test]
 fn none_of_its_tenant_goes_before_who_was_preempted() {
-    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 3, ..config() }, 24, 4);
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 3, ..small() }, 24, 4);
     let long: Vec<Request> = (1..=3).map(|id| request(id, &text(id as u32, 20), 60)).collect();
     long.iter().for_each(|request| machine.submit(request.clone()));
     while machine.scheduler.counters().preemptions == 0 {
@@ -240,7 +223,7 @@ fn none_of_its_tenant_goes_before_who_was_preempted() {
 #[test]
 fn preemptions_of_one_request_are_capped() {
     for max_preemptions in 0..4 {
-        let mut machine = Machine::new(SchedulerConfig { max_preemptions, ..config() }, 24, 4);
+        let mut machine = Machine::new(SchedulerConfig { max_preemptions, ..small() }, 24, 4);
         let requests: Vec<Request> = (1..=8).map(|id| request(id, &text(id as u32, 20), 60)).collect();
         requests.iter().for_each(|request| machine.submit(request.clone()));
         // `check` after each step fails on a sequence preempted too often.
@@ -257,7 +240,7 @@ fn preemptions_of_one_request_are_capped() {
 
 #[test]
 fn better_priority_runs_first_and_displaces() {
-    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 1, ..config() }, 100, 16);
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 1, ..small() }, 100, 16);
     let low = Request { priority: 5, ..request(1, &text(1, 40), 50) };
     machine.submit(low.clone());
     for _ in 0..5 {
@@ -282,7 +265,7 @@ fn better_priority_runs_first_and_displaces() {
 /// Two tenants run in all the places there are; a third of a better class comes. Who gives way, where the later of the two said this of its
 /// priority.
 fn gives_way(priority: i32) -> Vec<u64> {
-    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 2, ..config() }, 100, 8);
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 2, ..small() }, 100, 8);
     let of = |tenant: u32, request: Request| Request {
         tenant: TenantId(tenant),
         root: root(TenantId(tenant)),
@@ -310,9 +293,47 @@ fn a_priority_spares_nobody_of_another_tenant() {
     }
 }
 
+/// A sequence of a better class, of a third tenant, runs dry while two others run with as much at stake; nobody else needs a block in that
+/// step. Who loses its own, of these tenants and with these priorities.
+fn victim_of_a_better_class(tenants: [u32; 2], priorities: [i32; 2]) -> Vec<u64> {
+    let mut machine = Machine::new(small(), 11, 8);
+    let of = |tenant: u32, request: Request| Request {
+        tenant: TenantId(tenant),
+        root: root(TenantId(tenant)),
+        ..request
+    };
+    machine.submit(Request { class: -1, ..of(3, request(3, &text(3, 16), 40)) });
+    for (id, (tenant, priority)) in (1..).zip(tenants.into_iter().zip(priorities)) {
+        machine.submit(Request { priority, ..of(tenant, request(id, &text(id as u32, 18), 40)) });
+    }
+    // The two take their fourth blocks for position 24 in step 8, and with them the last; the third needs its own in step 10.
+    for step in 1..10 {
+        assert_eq!(machine.step().sequences.len(), 3, "in step {step}");
+    }
+    // Sequences are numbered as they come, the third first.
+    let planned: Vec<u64> = machine.step().sequences.iter().map(|sequence| sequence.id.0 - 1).collect();
+    assert_eq!(machine.scheduler.counters().preemptions, 1);
+    (0..3).filter(|id| !planned.contains(id)).collect()
+}
+
+#[test]
+fn who_runs_dry_asks_for_the_priority_of_no_other_tenant() {
+    let [worse, better] = [1_000_000, -1_000_000];
+    for priorities in [[0, 0], [0, better], [worse, 0], [worse, better], [better, worse]] {
+        assert_eq!(
+            victim_of_a_better_class([1, 2], priorities),
+            [2],
+            "with {priorities:?}: the last that came"
+        );
+    }
+    // The control: of one tenant it is its own word.
+    assert_eq!(victim_of_a_better_class([1, 1], [worse, better]), [1]);
+    assert_eq!(victim_of_a_better_class([1, 1], [better, worse]), [2]);
+}
+
 #[test]
 fn a_large_request_is_not_passed_for_ever() {
-    let limits = SchedulerConfig { max_bypasses: 4, guarantee_completion: true, ..config() };
+    let limits = SchedulerConfig { max_bypasses: 4, guarantee_completion: true, ..small() };
     let mut machine = Machine::new(limits, 24, 4);
     for id in 100..104 {
         machine.submit(request(id, &text(id as u32, 4), 12));
@@ -329,7 +350,7 @@ fn a_large_request_is_not_passed_for_ever() {
 
 #[test]
 fn deadlines_end_what_runs_and_what_waits() {
-    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 1, ..config() }, 100, 16);
+    let mut machine = Machine::new(SchedulerConfig { max_num_seqs: 1, ..small() }, 100, 16);
     machine.submit(Request { deadline: Some(Micros(10_000)), ..request(1, &text(1, 10), 500) });
     machine.submit(Request { deadline: Some(Micros(5_000)), ..request(2, &text(2, 10), 5) });
     machine.submit(request(3, &text(3, 10), 5));
@@ -346,7 +367,7 @@ fn cancellation_at_every_step_frees_everything_within_one() {
     forked.n = 3;
     forked.sampling.temperature = 1.0;
     for at in 0..20 {
-        let mut machine = Machine::new(SchedulerConfig { max_num_batched_tokens: 16, ..config() }, 100, 4);
+        let mut machine = Machine::new(SchedulerConfig { max_num_batched_tokens: 16, ..small() }, 100, 4);
         machine.submit(forked.clone());
         for _ in 0..at {
             machine.step();
@@ -365,7 +386,7 @@ fn cancellation_at_every_step_frees_everything_within_one() {
 
 #[test]
 fn prompt_logprobs_are_computed_even_if_the_prompt_is_cached() {
-    let mut machine = Machine::new(config(), 100, 4);
+    let mut machine = Machine::new(small(), 100, 4);
     let prompt = text(1, 90);
     machine.submit(request(1, &prompt, 2));
     machine.run();
@@ -383,7 +404,7 @@ fn prompt_logprobs_are_computed_even_if_the_prompt_is_cached() {
 
 #[test]
 fn max_tokens_zero_computes_the_prompt_and_nothing_else() {
-    let mut machine = Machine::new(config(), 100, 4);
+    let mut machine = Machine::new(small(), 100, 4);
     let scored = Request { prompt_logprobs: Some(0), n: 2, ..request(1, &text(1, 30), 0) };
     machine.submit(scored);
     machine.run();
@@ -393,7 +414,7 @@ fn max_tokens_zero_computes_the_prompt_and_nothing_else() {
 
 #[test]
 fn min_tokens_stop_tokens_and_length() {
-    let mut machine = Machine::new(SchedulerConfig { max_model_len: 40, ..config() }, 100, 4);
+    let mut machine = Machine::new(SchedulerConfig { max_model_len: 40, ..small() }, 100, 4);
     let all: Arc<[u32]> = (0..29).collect();
     let mut stops = request(1, &text(1, 10), 20);
     stops.sampling.stop_token_ids = all.clone();

@@ -45,7 +45,7 @@ impl Bench {
             ..SchedulerConfig::default()
         };
         let scheduler = Scheduler::new(config).expect("valid limits").with_tiers(chunks.iter().copied());
-        let scheduler = scheduler.keeping_preempted_in(Some(TierId(0)));
+        let scheduler = scheduler.swapping_to(Some(TierId(0)));
         let cache = KvCache::with_groups(geometry, more, Box::new(LruLeafFirst::new()));
         Self { scheduler, cache, now: Micros(0), events: Vec::new() }
     }
@@ -378,7 +378,7 @@ fn what_a_preempted_sequence_gives_up_is_the_tiers_until_it_was_read() {
     assert_eq!((stores.len(), stores[0].tier), (1, TierId(0)));
     let blocks = indices(&stores[0].contents);
     assert!(blocks.start == 0 && blocks.end >= 10, "{blocks:?}");
-    assert_eq!(bench.scheduler.counters().preemptions_kept, 1);
+    assert_eq!(bench.scheduler.counters().preemptions_swapped, 1);
     assert!(bench.scheduler.is_preempting());
     for _ in 0..3 {
         assert_eq!(bench.step(), [], "who wants the blocks waits, and nobody else is preempted or admitted");
@@ -418,14 +418,14 @@ fn nobody_waits_for_a_tier_that_has_died() {
         !bench.scheduler.end_store(&mut bench.cache, stores[0].lease, 9, bench.now),
         "the lease was lost"
     );
-    let kept = bench.scheduler.counters().preemptions_kept;
+    let kept = bench.scheduler.counters().preemptions_swapped;
     while bench.scheduler.has_work() && bench.now.0 < 10_000_000 {
         bench.step();
         let (_, stores) = bench.orders();
         bench.give_up(&stores);
         bench.scheduler.preempt_all(&mut bench.cache);
     }
-    assert_eq!(bench.scheduler.counters().preemptions_kept, kept, "nothing more is given to it");
+    assert_eq!(bench.scheduler.counters().preemptions_swapped, kept, "nothing more is given to it");
     assert_eq!(bench.cache.stats().active_blocks, 0);
 }
 

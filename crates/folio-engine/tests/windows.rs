@@ -8,7 +8,7 @@ use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, SamplingParams};
 use folio_engine::{ModelExecutor, SchedulerConfig, SystemClock, WaitingFor};
 use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
-use folio_sim::scenario::request;
+use folio_sim::scenario::{request, text};
 use folio_sim::{Machine, SimBackend};
 
 fn config() -> SchedulerConfig {
@@ -20,11 +20,6 @@ fn config() -> SchedulerConfig {
         watermark_permille: 0,
         ..SchedulerConfig::default()
     }
-}
-
-/// Distinct text per `kind`.
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
 }
 
 #[test]

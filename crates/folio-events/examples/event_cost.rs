@@ -26,7 +26,11 @@ fn main() -> anyhow::Result<()> {
     let feed = Arc::new(EventFeed::new(1_000_000, SIZE));
     let json = r#"{"enable_kv_cache_events": true, "tenants": "*", "endpoint": "tcp://127.0.0.1:0"}"#;
     let config = KvEventsConfig::parse(Some(json), None)?.expect("it is on");
-    let events = KvEvents::start(&Source { config, feed: feed.clone() }, Box::new(|_| Some("".into())))?;
+    let events = KvEvents::start(
+        &Source { config, feed: feed.clone() },
+        Box::new(|_| Some("".into())),
+        Box::new(Vec::new),
+    )?;
     let reader = subscribe(&events)?;
     let began = Instant::now();
     let on = steps(Some(&feed))?;

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use folio_engine::Medium;
+
 use crate::wire::Item;
 
 #[derive(Default)]
@@ -20,8 +22,8 @@ pub(crate) struct Counts {
     pub replays: AtomicU64,
     /// Peers that were closed, or not let in.
     pub refused: AtomicU64,
-    /// On the device, in host memory.
-    pub blocks: AtomicU64,
+    /// In the order of [`Medium::ALL`].
+    pub blocks: [AtomicU64; Medium::ALL.len()],
     /// Somebody wants everything to be told again.
     pub republish: AtomicBool,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
@@ -114,7 +116,7 @@ impl Counts {
             lost: get(&self.lost),
             replays: get(&self.replays),
             refused: get(&self.refused),
-            blocks: get(&self.blocks),
+            blocks: self.blocks.each_ref().map(get),
             subscribers: peers.values().map(subscriber).collect(),
         }
     }
@@ -137,8 +139,8 @@ pub struct KvEventsStats {
     pub replays: u64,
     /// Connections that were closed because of what they said, or not let in.
     pub refused: u64,
-    /// Blocks that are told and not taken back.
-    pub blocks: u64,
+    /// Blocks that are told and not taken back, in the order of [`Medium::ALL`].
+    pub blocks: [u64; Medium::ALL.len()],
     /// Who is connected.
     pub subscribers: Vec<SubscriberStats>,
 }

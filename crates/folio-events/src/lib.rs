@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! engine ──► EventFeed ──► sequencer (a thread) ──► log ──► a task per subscriber (PUB), and per asker of replays (ROUTER)
-//!                            └ tree: what was told          └ one thread with an event loop of its own
+//! tiers ───────┘             └ tree: what was told          └ one thread with an event loop of its own
 //! ```
 //!
 //! A subscriber is a place in the log. Whoever reads slowly falls behind it, loses what the log gave up, and is counted; nothing waits for it and
@@ -25,5 +25,5 @@ mod zmtp;
 
 pub use config::{ConfigError, EventFormat, KvEventsConfig};
 pub use counts::{KvEventsStats, SubscriberStats};
-pub use publisher::{KvEvents, Source, StartError, Told};
-pub use wire::{MEDIUM, int_hash};
+pub use publisher::{KvEvents, Owners, Source, StartError, Told};
+pub use wire::{int_hash, medium_name};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use folio_engine::EventFeed;
+use folio_engine::{EventFeed, Owner};
 use folio_kv::TenantId;
 use tokio::sync::watch;
 
@@ -23,6 +23,9 @@ const ENDING: Duration = Duration::from_secs(1);
 
 /// The name of a tenant to the cache (a tenant, a group, a declared prefix) whose blocks are told.
 pub type Told = Box<dyn Fn(TenantId) -> Option<Arc<str>> + Send>;
+
+/// The caches that are told, and what their blocks are sealed with off the device.
+pub type Owners = Box<dyn Fn() -> Vec<Owner> + Send>;
 
 /// What is to be published, and where from.
 #[derive(Clone)]
@@ -52,7 +55,7 @@ pub struct KvEvents {
 }
 
 impl KvEvents {
-    pub fn start(source: &Source, told: Told) -> Result<Self, StartError> {
+    pub fn start(source: &Source, told: Told, owners: Owners) -> Result<Self, StartError> {
         let Source { config, feed } = source;
         let bind = |field, address: SocketAddr| {
             let listener = TcpListener::bind(address)
@@ -75,6 +78,7 @@ impl KvEvents {
                 block_tokens: feed.block_tokens(),
             },
             told,
+            owners,
             salted: config.tenant_extra_keys,
             tree: Tree::default(),
             known: Default::default(),

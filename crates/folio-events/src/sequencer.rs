@@ -3,6 +3,9 @@
 //! Owns: what is told of whom, and that a message says nothing that the one before it contradicts. Must never: tell of a tenant that is not named,
 //! or of a block before its parent.
 //!
+//! Tiers tell what they hold at the start, as they read it, and again where their events were lost; what the device holds is not told again for
+//! that.
+//!
 //! States: *following* (what happens is told at once) -> *rebuilding* (the engine lost events: everything was cleared, and what it tells anew is only
 //! collected, for it comes in no order) -> following, which begins with the whole tree.
 
@@ -10,13 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use folio_engine::EventFeed;
+use folio_engine::{EventFeed, Medium, TierBatch, TierEvent, short_name};
 use folio_kv::{CacheEvent, EventBatch, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::counts::{Counts, add};
 use crate::log::Log;
-use crate::publisher::Told;
+use crate::publisher::{Owners, Told};
 use crate::tree::Tree;
 use crate::wire::{Item, Wire};
 
@@ -35,6 +38,7 @@ pub(crate) struct Sequencer {
     pub counts: Arc<Counts>,
     pub wire: Wire,
     pub told: Told,
+    pub owners: Owners,
     /// Whether chains have their tenant's name as extra key.
     pub salted: bool,
     pub tree: Tree,
@@ -47,66 +51,96 @@ impl Sequencer {
     pub fn run(mut self) {
         // Whatever an earlier process told is void.
         self.publish(&[Item::Cleared]);
-        let mut batch = self.feed.empty_batch();
-        while self.feed.take(&mut batch, PATIENCE) {
-            self.follow(&batch);
+        self.feed.media().into_iter().for_each(|medium| self.ask(medium));
+        let (mut batch, mut of_tiers) = (self.feed.empty_batch(), TierBatch::default());
+        while self.feed.take(&mut batch, &mut of_tiers, PATIENCE) {
+            self.follow(&batch, &mut of_tiers);
             if self.counts.republish.swap(false, Relaxed) && !self.is_rebuilding {
                 self.publish(&[Item::Cleared]);
-                self.publish(&self.tree.items());
+                let all = self.tree.tell_again();
+                self.publish(&all);
+                // Tenants may have come whose blocks a tier could not tell before.
+                self.feed.media().into_iter().for_each(|medium| self.ask(medium));
             }
         }
         self.publish(&[Item::Cleared]);
     }
 
-    fn follow(&mut self, batch: &EventBatch) {
+    /// Has what a tier holds told.
+    fn ask(&self, medium: Medium) {
+        if let Err(error) = self.feed.tell_anew(medium, (self.owners)()) {
+            tracing::error!(%error, ?medium, "what a tier holds cannot be told");
+        }
+    }
+
+    fn follow(&mut self, batch: &EventBatch, of_tiers: &mut TierBatch) {
         if batch.begins_anew {
             add(&self.counts.lost, 1);
-            self.tree.clear();
+            // It is told of everything that all is cleared.
+            self.tree.lose(Medium::Device, &mut Vec::new());
             if !self.is_rebuilding {
                 self.publish(&[Item::Cleared]);
             }
             self.is_rebuilding = true;
         }
-        let items = self.news(batch);
+        let mut items = Vec::new();
+        self.news(batch, &mut items);
+        // Behind the device's: a tier gets its blocks from there.
+        self.news_of_tiers(of_tiers, &mut items);
         match self.is_rebuilding {
             false => self.publish(&items),
             true if !batch.incomplete => {
                 self.is_rebuilding = false;
-                self.publish(&self.tree.items());
+                let all = self.tree.tell_again();
+                self.publish(&all);
             }
             true => {}
         }
-        if !batch.is_empty() {
-            self.counts.blocks.store(self.tree.len(), Relaxed);
+        if !(batch.is_empty() && of_tiers.is_empty()) {
+            let told = self.counts.blocks.iter().zip(self.tree.told());
+            told.for_each(|(count, blocks)| count.store(blocks, Relaxed));
         }
     }
 
     /// What of a batch is to be told, noted in the tree.
-    fn news(&mut self, batch: &EventBatch) -> Vec<Item> {
+    fn news(&mut self, batch: &EventBatch, news: &mut Vec<Item>) {
+        let medium = Medium::Device;
         let mut tokens = batch.tokens.chunks_exact(self.wire.block_tokens as usize);
-        let mut items = Vec::new();
         for event in &batch.events {
-            let item = match *event {
+            match *event {
                 CacheEvent::Stored { tenant, hash, parent } => {
                     let tokens = tokens.next().expect("the cache tells the tokens of what it stored");
                     let Some(name) = self.name_if_told(tenant) else { continue };
                     let salt = Some(name).filter(|_| self.salted);
-                    Item::Stored { hash, parent, tokens: tokens.into(), salt }
+                    self.tree.store(Item::Stored { hash, parent, tokens: tokens.into(), salt, medium }, news);
                 }
-                CacheEvent::Removed { hash, .. } => Item::Removed { hash },
+                CacheEvent::Removed { hash, .. } => self.tree.remove(short_name(&hash), medium, news),
                 // What went was told block by block; what is in use or pinned is still there.
                 CacheEvent::Cleared { .. } => {
                     if self.tree.is_empty() {
-                        items.push(Item::Cleared);
+                        news.push(Item::Cleared);
                     }
-                    continue;
                 }
-            };
-            if self.tree.apply(&item) {
-                items.push(item);
             }
         }
-        items
+    }
+
+    fn news_of_tiers(&mut self, batch: &mut TierBatch, news: &mut Vec<Item>) {
+        for medium in &batch.lost {
+            add(&self.counts.lost, 1);
+            self.tree.lose(*medium, news);
+        }
+        for event in batch.events.drain(..) {
+            match event {
+                TierEvent::Stored { medium, tenant, hash, parent, tokens } => {
+                    let Some(name) = self.name_if_told(tenant) else { continue };
+                    let salt = Some(name).filter(|_| self.salted);
+                    self.tree.store(Item::Stored { hash, parent, tokens: tokens.into(), salt, medium }, news);
+                }
+                TierEvent::Removed { medium, name } => self.tree.remove(name, medium, news),
+            }
+        }
+        batch.lost.iter().for_each(|medium| self.ask(*medium));
     }
 
     fn name_if_told(&mut self, tenant: TenantId) -> Option<Arc<str>> {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use folio_engine::Medium;
 use folio_kv::BlockHash;
 use rmp::encode;
 
@@ -20,15 +21,23 @@ pub(crate) enum Item {
         tokens: Arc<[u32]>,
         /// The extra key of its chain.
         salt: Option<Arc<str>>,
+        medium: Medium,
     },
     Removed {
         hash: BlockHash,
+        medium: Medium,
     },
     Cleared,
 }
 
-/// vLLM's name of the memory that the model computes in. What tiers have is not told.
-pub const MEDIUM: &str = "GPU";
+/// vLLM's name of a memory: that which the model computes in is "GPU" wherever it is.
+pub fn medium_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Device => "GPU",
+        Medium::Host => "CPU",
+        Medium::Disk => "STORAGE",
+    }
+}
 
 /// How batches are written.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +91,7 @@ impl Wire {
     }
 
     fn stored(&self, out: &mut Vec<u8>, chain: &[Item]) {
-        let Item::Stored { parent, .. } = &chain[0] else { return };
+        let Item::Stored { parent, medium, .. } = &chain[0] else { return };
         self.begin(out, "BlockStored", 10);
         self.name(out, "block_hashes");
         self.hashes(out, chain);
@@ -102,7 +111,7 @@ impl Wire {
         for adapter in ["lora_id", "medium", "lora_name"] {
             self.name(out, adapter);
             match adapter {
-                "medium" => ok(encode::write_str(out, MEDIUM)),
+                "medium" => ok(encode::write_str(out, medium_name(*medium))),
                 _ => ok(encode::write_nil(out)),
             }
         }
@@ -115,11 +124,12 @@ impl Wire {
     }
 
     fn removed(&self, out: &mut Vec<u8>, items: &[Item]) {
+        let Item::Removed { medium, .. } = &items[0] else { return };
         self.begin(out, "BlockRemoved", 3);
         self.name(out, "block_hashes");
         self.hashes(out, items);
         self.name(out, "medium");
-        ok(encode::write_str(out, MEDIUM));
+        ok(encode::write_str(out, medium_name(*medium)));
         self.name(out, "group_idx");
         ok(encode::write_uint(out, GROUP).map(|_| ()));
     }
@@ -149,8 +159,11 @@ pub fn int_hash(hash: &BlockHash) -> u64 {
 /// Whether two items that follow each other are one event.
 fn belong(one: &Item, other: &Item) -> bool {
     match (one, other) {
-        (Item::Stored { hash, .. }, Item::Stored { parent: Some(parent), .. }) => hash == parent,
-        (Item::Removed { .. }, Item::Removed { .. }) => true,
+        (
+            Item::Stored { hash, medium: one, .. },
+            Item::Stored { parent: Some(parent), medium: other, .. },
+        ) => hash == parent && one == other,
+        (Item::Removed { medium: one, .. }, Item::Removed { medium: other, .. }) => one == other,
         _ => false,
     }
 }
@@ -183,7 +196,7 @@ mod tests {
 
     fn stored(of: u8, parent: Option<u8>, salt: Option<&str>) -> Item {
         let (hash, parent, tokens) = (hash(of), parent.map(hash), [u32::from(of), 300].into());
-        Item::Stored { hash, parent, tokens, salt: salt.map(Into::into) }
+        Item::Stored { hash, parent, tokens, salt: salt.map(Into::into), medium: Medium::Device }
     }
 
     fn wire(format: EventFormat, int_block_hashes: bool) -> Wire {
@@ -192,7 +205,7 @@ mod tests {
 
     #[test]
     fn arrays_are_vllms_byte_for_byte() {
-        let removed = Item::Removed { hash: hash(7) };
+        let removed = Item::Removed { hash: hash(7), medium: Medium::Device };
         let items = [stored(1, None, None), stored(2, Some(1), None), removed, Item::Cleared];
         let bytes = wire(EventFormat::Array, true).batch(1.5, &items);
         let mut expected = vec![0x93, 0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0, 0x93];
@@ -211,9 +224,13 @@ mod tests {
     fn only_what_hangs_together_is_one_event() {
         let items = [stored(1, None, None), stored(3, Some(2), None), stored(4, Some(3), None)];
         assert_eq!(items.chunk_by(belong).map(<[Item]>::len).collect::<Vec<_>>(), [1, 2]);
-        let removed = |of| Item::Removed { hash: hash(of) };
-        let items = [removed(1), removed(2), stored(1, None, None), Item::Cleared];
-        assert_eq!(items.chunk_by(belong).map(<[Item]>::len).collect::<Vec<_>>(), [2, 1, 1]);
+        let removed = |of, medium| Item::Removed { hash: hash(of), medium };
+        let [first, second] = [1, 2].map(|of| removed(of, Medium::Host));
+        let items = [first, second, removed(3, Medium::Disk), stored(1, None, None), Item::Cleared];
+        assert_eq!(items.chunk_by(belong).map(<[Item]>::len).collect::<Vec<_>>(), [2, 1, 1, 1]);
+        let bytes = wire(EventFormat::Array, true).batch(0.0, &items);
+        let has = |part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+        assert!(has(b"\xa3CPU") && has(b"\xa7STORAGE") && has(b"\xa3GPU"));
     }
 
     #[test]

@@ -42,11 +42,22 @@ pub struct Lookup {
     pub idle_blocks: GroupCounts,
     /// Of the full blocks, those that an operator declared: none where the root's shared part was of no use.
     pub declared_blocks: u32,
+    /// What [`KvCache::attach_found`] goes by while the cache is at this version; and of how many tokens it was looked up.
+    prefix: Prefix,
+    tokens: u32,
+    version: u64,
+}
+
+impl Lookup {
+    /// Positions that need not be computed.
+    pub fn positions(&self) -> u32 {
+        self.prefix.end + self.tail_tokens
+    }
 }
 
 /// The longest beginning of a chain that can be attached.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Prefix {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Prefix {
     /// Positions, and blocks of group 0 up to there.
     end: u32,
     blocks: u32,
@@ -57,20 +68,14 @@ pub(crate) struct Prefix {
     chain: u32,
     /// Whether it begins with what an operator declared.
     declared: bool,
-    /// Without this node and its positions, to be copied, it is of no use: only they have a state.
+    /// The node to copy what follows from, and how many positions; and whether it is of no use without: only they have a state.
     tail: Option<(u32, u32)>,
+    needs_tail: bool,
 }
 
 impl KvCache {
-    /// Finds the longest usable beginning of `tokens`; `each` is told every block of group 0 on the device on the way, in
-    /// order, those beyond the result included.
-    fn find_prefix(
-        &self,
-        hashes: &BlockHashes,
-        declared: bool,
-        tokens: &[u32],
-        mut each: impl FnMut(BlockId),
-    ) -> Prefix {
+    /// Finds the longest usable beginning of `tokens`.
+    fn find_prefix(&self, hashes: &BlockHashes, declared: bool, tokens: &[u32]) -> Prefix {
         let (mut best, most) = (Prefix { declared, ..Prefix::default() }, tokens.len() as u32);
         // As far as all have it but for states.
         let mut stateless = best;
@@ -82,7 +87,6 @@ impl KvCache {
             found = self.nodes.find_run(&mut chain, &mut run);
             for &node in &run[..found] {
                 let Some(block) = self.place(0, node) else { return best };
-                each(block);
                 (at.blocks, at.end, at.last) = (at.blocks + 1, at.end + size, Some(node));
                 at.idle += u32::from(self.slot(0, block).refs == 0);
                 best.chain = at.blocks;
@@ -97,7 +101,8 @@ impl KvCache {
         }
         if stateless.end > best.end {
             let tail = self.tail_behind(hashes, &stateless, tokens);
-            return if tail.is_some() { Prefix { chain: best.chain, tail, ..stateless } } else { best };
+            let with_tail = Prefix { chain: best.chain, tail, needs_tail: true, ..stateless };
+            return if tail.is_some() { with_tail } else { best };
         }
         best
     }
@@ -106,7 +111,7 @@ impl KvCache {
     /// unless the tenant has more of its own.
     fn longest_prefix(&self, hashes: &BlockHashes, tokens: &[u32]) -> Prefix {
         let shared = hashes.root().declared_blocks();
-        let find = |declared| self.find_prefix(hashes, declared, tokens, |_| ());
+        let find = |declared| self.find_prefix(hashes, declared, tokens);
         if shared == 0 {
             return find(false);
         }
@@ -141,26 +146,46 @@ impl KvCache {
         first..of.blocks_of(prefix.end)
     }
 
-    /// Where one of them is. `None`: it is optional, or the beginning of a larger block, which is copied.
-    fn find_read(&self, hashes: &BlockHashes, prefix: &Prefix, group: usize, index: u32) -> Option<BlockId> {
+    /// Where one of them is; `node`: that of a block of group 0. `None`: it is optional, or the beginning of a larger block, which is copied.
+    fn find_read(
+        &self,
+        prefix: &Prefix,
+        group: usize,
+        index: u32,
+        node: impl Fn(u32) -> Option<u32>,
+    ) -> Option<BlockId> {
         let end = (index + 1) * self.groups[group].config.block_tokens;
-        let hash = hashes.get(prefix.declared, end / self.config.block_tokens - 1);
-        let node = hash.filter(|_| end <= prefix.end).and_then(|hash| self.nodes.find(hash))?;
-        self.place(group, node)
+        let last = (end <= prefix.end).then(|| end / self.config.block_tokens - 1)?;
+        self.place(group, node(last)?)
     }
 
     /// Blocks that attaching a prefix takes: cached ones, and those to copy the beginning of a larger block to.
-    fn takes(&self, hashes: &BlockHashes, prefix: &Prefix) -> [GroupCounts; 2] {
+    fn takes(&self, prefix: &Prefix, node: impl Fn(u32) -> Option<u32>) -> [GroupCounts; 2] {
         let [mut idle, mut copied] = [prefix.idle, 0].map(GroupCounts::full);
         for group in self.others().filter(|group| !self.groups[*group].config.optional) {
             for index in self.reads(group, prefix) {
-                match self.find_read(hashes, prefix, group, index) {
+                match self.find_read(prefix, group, index, &node) {
                     Some(block) => idle[group] += u32::from(self.slot(group, block).refs == 0),
                     None => copied[group] += 1,
                 }
             }
         }
         [idle, copied]
+    }
+
+    /// The blocks of group 0 of a prefix, from the last to the first by what each continues, and how many of them nobody holds. Only
+    /// where its beginning is an operator's one more is looked up.
+    fn collect(&self, hashes: &BlockHashes, prefix: &Prefix, blocks: &mut Vec<BlockId>) -> u32 {
+        blocks.resize(prefix.blocks as usize, HOLE);
+        let (mut node, mut idle) = (prefix.last, 0);
+        for (index, place) in blocks.iter_mut().enumerate().rev() {
+            node = node.or_else(|| self.nodes.find(hashes.get(prefix.declared, index as u32)?));
+            let block = node.and_then(|node| self.place(0, node));
+            *place = block.expect("what was found is there while the version is the same");
+            idle += u32::from(self.slot(0, *place).refs == 0);
+            node = node.and_then(|node| self.nodes.parent_node(node));
+        }
+        idle
     }
 
     /// What the block after the prefix continues.
@@ -175,7 +200,7 @@ impl KvCache {
     /// The node to copy what follows a prefix of `tokens` from, and how many positions.
     fn tail_behind(&self, hashes: &BlockHashes, prefix: &Prefix, tokens: &[u32]) -> Option<(u32, u32)> {
         let rest = &tokens[prefix.end as usize..];
-        prefix.tail.or_else(|| self.tail_source(self.continued(hashes, prefix), rest, prefix.end))
+        self.tail_source(self.continued(hashes, prefix), rest, prefix.end)
     }
 
     /// The node to copy the longest beginning of `rest` from, which is positive, and its length: among the newest children of
@@ -208,25 +233,22 @@ impl KvCache {
 
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
     pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32]) -> Lookup {
-        let prefix = self.longest_prefix(hashes, tokens);
-        let [idle_blocks, _] = self.takes(hashes, &prefix);
+        let mut prefix = self.longest_prefix(hashes, tokens);
+        prefix.tail = prefix.tail.or_else(|| self.tail_behind(hashes, &prefix, tokens));
+        let node = |index| self.nodes.find(hashes.get(prefix.declared, index)?);
+        let [idle_blocks, _] = self.takes(&prefix, node);
         Lookup {
             full_blocks: prefix.blocks,
-            tail_tokens: self.tail_behind(hashes, &prefix, tokens).map_or(0, |(_, length)| length),
+            tail_tokens: prefix.tail.map_or(0, |(_, length)| length),
             idle_blocks,
             declared_blocks: if prefix.declared { hashes.root().declared_blocks() } else { 0 },
+            prefix,
+            tokens: tokens.len() as u32,
+            version: self.version,
         }
     }
 
-    /// Finds the longest cached beginning of `tokens[..max_tokens]` and references it. Callers pass the prompt's length
-    /// less one: one row must be left to compute. `hashes`: of all full blocks of `tokens`.
-    ///
-    /// Full blocks are shared; of each group only those that the next query reads are needed, and referenced. Part of a
-    /// following block is reused by copy: one fresh block is taken in each group and a copy for each pushed to `copies` (none
-    /// where the fresh block is the very block to copy from). Never fails: with no block available for the tail in some group, only the
-    /// full blocks are attached. `table.computed()` says what was attached, exactly.
-    ///
-    /// Counts one query of `tokens.len()` tokens; a table that is given up before anything of it was computed takes it back.
+    /// [`KvCache::attach_found`] of what a lookup of `tokens[..max_tokens]` finds.
     pub fn attach(
         &mut self,
         hashes: BlockHashes,
@@ -234,21 +256,45 @@ impl KvCache {
         max_tokens: u32,
         copies: &mut Vec<BlockCopy>,
     ) -> BlockTable {
+        let found = self.lookup(&hashes, &tokens[..tokens.len().min(max_tokens as usize)]);
+        self.attach_found(hashes, tokens, &found, copies)
+    }
+
+    /// References the longest cached beginning of what was looked up of `tokens`. Callers look up the prompt's length
+    /// less one: one row must be left to compute. `hashes`: of all full blocks of `tokens`. The index is not asked again, unless content
+    /// came or went since.
+    ///
+    /// Full blocks are shared; of each group only those that the next query reads are needed, and referenced. Part of a
+    /// following block is reused by copy: one fresh block is taken in each group and a copy for each pushed to `copies` (none
+    /// where the fresh block is the very block to copy from). Never fails: with no block available for the tail in some group, only the
+    /// full blocks are attached. `table.computed()` says what was attached, exactly.
+    ///
+    /// Counts one query of `tokens.len()` tokens; a table that is given up before anything of it was computed takes it back.
+    pub fn attach_found(
+        &mut self,
+        hashes: BlockHashes,
+        tokens: &[u32],
+        found: &Lookup,
+        copies: &mut Vec<BlockCopy>,
+    ) -> BlockTable {
         let (tenant, size) = (hashes.root().tenant, self.config.block_tokens);
-        let most = max_tokens.min(tokens.len() as u32);
-        let wanted = &tokens[..most as usize];
-        let shares = hashes.root().declared_blocks() > 0;
-        let declared = shares && self.longest_prefix(&hashes, wanted).declared;
-        let mut table = self.table_of(hashes, declared);
+        let looked_up = &tokens[..found.tokens as usize];
+        let mut prefix = match found.version == self.version {
+            true => found.prefix,
+            false => self.lookup(&hashes, looked_up).prefix,
+        };
+        #[cfg(debug_assertions)]
+        self.check_found(&hashes, looked_up, &prefix);
+        let mut table = self.table_of(hashes, prefix.declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
-        let mut prefix = self.find_prefix(&table.hashes, declared, wanted, |block| list.push(block));
-        let [idle, copied] = self.takes(&table.hashes, &prefix);
+        prefix.idle = self.collect(&table.hashes, &prefix, list);
+        let node = |index: u32| list.get(index as usize).map(|block| self.node_of(*block));
+        let [idle, copied] = self.takes(&prefix, node);
         let available = self.available_to(tenant);
         let one = self.each_group(|group| u32::from(!self.groups[group].config.optional));
-        let source = self.tail_behind(&table.hashes, &prefix, wanted);
-        let source = source.filter(|_| (idle + one).fits(available));
+        let source = prefix.tail.filter(|_| (idle + one).fits(available));
         let ends_within = !copied.is_zero() && !(idle + copied).fits(available);
-        if source.is_none() && (ends_within || prefix.tail.is_some()) {
+        if source.is_none() && (ends_within || prefix.needs_tail) {
             // The hit ends within a larger block, or in a tail, which must be copied.
             prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
             table.declared = false;
@@ -277,6 +323,18 @@ impl KvCache {
         table
     }
 
+    /// What is attached is what a walk finds now; of tails, others may be among the newest since.
+    #[cfg(debug_assertions)]
+    fn check_found(&self, hashes: &BlockHashes, tokens: &[u32], found: &Prefix) {
+        let (anew, of) = (self.longest_prefix(hashes, tokens), |prefix: &Prefix| {
+            (prefix.end, prefix.last, prefix.chain, prefix.declared)
+        });
+        assert!(
+            found.needs_tail || anew.needs_tail || of(found) == of(&anew),
+            "what was found has changed unseen: {found:?}, {anew:?}"
+        );
+    }
+
     /// References what is there of the whole blocks of a group from 1 on that the query behind a prefix reads.
     fn attach_group(&mut self, table: &mut BlockTable, prefix: &Prefix, group: usize) {
         let (config, reads) = (self.groups[group].config, self.reads(group, prefix));
@@ -284,7 +342,8 @@ impl KvCache {
         table.published[group] = whole;
         table.lists[group].resize(reads.start as usize, HOLE);
         for index in reads.clone() {
-            let place = self.find_read(&table.hashes, prefix, group, index);
+            let node = |index: u32| table.lists[0].get(index as usize).map(|block| self.node_of(*block));
+            let place = self.find_read(prefix, group, index, node);
             // Behind a hole nothing of an optional group is of use.
             let behind_hole = index > reads.start && table.lists[group].last() == Some(&HOLE);
             let place = place.filter(|_| !config.optional || !behind_hole);
@@ -424,7 +483,10 @@ impl KvCache {
     pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
         self.each_group(|group| match group {
             0 => table.own_blocks(0) - self.first_exclusive(table),
-            _ => self.exclusive_in(table, group),
+            _ => {
+                let held = table.held(group).iter().filter(|block| **block != HOLE);
+                held.filter(|block| self.slot(group, **block).refs == 1).count() as u32
+            }
         })
     }
 
@@ -434,11 +496,6 @@ impl KvCache {
         let declared = table.declared_blocks();
         let own = &table.lists[0][declared as usize..table.own_blocks(0) as usize];
         declared + own.partition_point(|block| self.slot(0, *block).refs > 1) as u32
-    }
-
-    pub(crate) fn exclusive_in(&self, table: &BlockTable, group: usize) -> u32 {
-        let held = table.held(group).iter().filter(|block| **block != HOLE);
-        held.filter(|block| self.slot(group, **block).refs == 1).count() as u32
     }
 
     /// Drops the table's references, tail first, and returns what identifies its content. That stays until its blocks are taken

@@ -138,6 +138,7 @@ impl KvCache {
         let slot = it.pool.slot_mut(block.0);
         slot.refs += 1;
         if slot.refs > 1 {
+            it.shared += 1;
             return;
         }
         let (tenant, filled) = (slot.tenant, u64::from(slot.filled));
@@ -174,6 +175,8 @@ impl KvCache {
                         self.use_cached(std::mem::replace(&mut of, tenant), std::mem::take(&mut used));
                     }
                     used += 1;
+                } else {
+                    self.groups[0].shared += 1;
                 }
                 let node = self.node_of(block);
                 let it = self.nodes.node_mut(node);
@@ -201,6 +204,7 @@ impl KvCache {
         let slot = it.pool.slot_mut(block.0);
         slot.refs -= 1;
         if slot.refs > 0 {
+            it.shared -= 1;
             return;
         }
         let (tenant, filled, node) = (slot.tenant, u64::from(slot.filled), slot.node());
@@ -260,6 +264,7 @@ impl KvCache {
 
     /// A private block of group 0 becomes the place of a node, which is not on the device.
     pub(crate) fn publish_block(&mut self, block: BlockId, node: u32, tokens: &[u32]) {
+        self.version += 1;
         let start = block.0 as usize * self.config.block_tokens as usize;
         self.tokens[start..start + tokens.len()].copy_from_slice(tokens);
         self.groups[0].pool.set_node(block.0, Some(node));
@@ -270,6 +275,7 @@ impl KvCache {
 
     /// A private block of group 1 or up becomes the place of a node, which has none there.
     pub(crate) fn publish_in(&mut self, group: usize, block: BlockId, node: u32) {
+        self.version += 1;
         let group = &mut self.groups[group];
         debug_assert_eq!(group.places[node as usize], NONE);
         group.places[node as usize] = block.0;
@@ -278,6 +284,7 @@ impl KvCache {
 
     /// A cached block of group 1 or up loses its content. It is in no state until the caller puts it somewhere.
     fn drop_block_of(&mut self, group: usize, block: u32) {
+        self.version += 1;
         let it = &mut self.groups[group];
         let slot = *it.pool.slot(block);
         debug_assert!(slot.is_cached());
@@ -301,6 +308,7 @@ impl KvCache {
     pub(crate) fn drop_content(&mut self, block: BlockId) {
         let (node, meta) = (self.node_of(block), self.meta(block));
         debug_assert!(self.slot(0, block).is_cached() && meta.children == 0);
+        self.version += 1;
         (1..self.groups.len()).for_each(|group| self.free_place(group, node));
         self.record(node, false);
         let bare = self.nodes.unplace(node);

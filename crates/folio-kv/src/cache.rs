@@ -50,6 +50,8 @@ use crate::types::{BlockCopy, BlockHash, CacheConfig, GroupConfig, HOLE, Layout,
 pub struct KvCache {
     pub(crate) config: CacheConfig,
     pub(crate) nodes: Nodes,
+    /// Goes up whenever content comes or goes, in any group: what was found before need not be there, or not be all.
+    pub(crate) version: u64,
     /// Group 0 first.
     pub(crate) groups: Vec<Group>,
     /// Of the groups, for tables.
@@ -113,6 +115,7 @@ impl KvCache {
         Self {
             config,
             nodes: Nodes::new(config.blocks),
+            version: 0,
             configs: groups.iter().map(|group| group.config).collect(),
             groups,
             tokens: vec![0; config.blocks as usize * config.block_tokens as usize],

@@ -93,13 +93,15 @@ impl KvCache {
                 None => count("pinned blocks that are not in the index of their tenant", 0, 1)?,
             }
         }
+        let mut shared = 0;
         for (slot, held) in (0..).zip(held) {
             let counted = if pool.is_free(slot) { 0 } else { pool.slot(slot).refs };
             if counted != held {
                 return Err(Violation::References { group, block: BlockId(slot), counted, held });
             }
+            shared += u64::from(held.saturating_sub(1));
         }
-        Ok(())
+        count("references beyond the first", self.groups[group].shared.into(), shared)
     }
 
     fn check_table(&self, group: usize, table: &BlockTable) -> Result<(), Violation> {

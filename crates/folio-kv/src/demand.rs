@@ -3,15 +3,16 @@
 //! Owns: the arithmetic of room, per cache group. Changes nothing.
 //!
 //! A group that is read as a whole is simple: a block that is taken is kept to the end. A window group releases as it goes, so a sequence needs
-//! the smaller of (what it still has to take) and (what fits the window and the largest chunk). Two things make the second
-//! term safe to promise to somebody ([`KvCache::missing`]): only blocks that no other table holds count as already had,
-//! because a shared block that leaves the window makes nothing available; and whoever comes to share blocks of a holder of
-//! such a promise must find room for what the holder loses by it ([`KvCache::shared`], [`KvCache::fork_demand`]).
+//! the smaller of (what it still has to take) and (what fits the window and the largest chunk, less what it holds). The second term may be
+//! promised to somebody because every reference counts: a block that several hold makes nothing available for the first who leaves it behind,
+//! so beside all promises there must be a block for each reference beyond the first ([`KvCache::shared_references`]). A promise is its
+//! holder's own affair then, and who comes to share blocks finds room for that ([`KvCache::demand`], [`KvCache::fork_demand`]).
 
 use crate::attach::Lookup;
 use crate::cache::KvCache;
 use crate::counts::GroupCounts;
 use crate::table::BlockTable;
+use crate::types::HOLE;
 
 /// How far a sequence will grow, and in what steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,27 +25,19 @@ pub struct Growth {
 }
 
 impl KvCache {
-    /// What a sequence that attaches `found` and grows so far takes of what is available, at most at any one time.
-    pub fn demand(&self, found: &Lookup, growth: Growth) -> GroupCounts {
-        let computed = found.full_blocks * self.config.block_tokens;
-        self.required(|group| {
-            let of = &self.groups[group];
-            let whole = computed / of.config.block_tokens;
-            let blocks = of.config.blocks_of(growth.positions, growth.tentative).saturating_sub(whole);
-            (blocks + found.idle_blocks[group]).min(of.config.blocks_max(growth.chunk, growth.tentative))
-        })
-    }
-
-    /// Blocks that attaching `found` would share with tables that hold them already, in groups that are not read as a whole.
-    pub fn shared(&self, found: &Lookup) -> GroupCounts {
+    /// What a sequence that attaches `found` and grows so far takes of what is available, at most at any one time. `counts_shared`: in groups
+    /// whose blocks are left behind one by one also its references on what others hold.
+    pub fn demand(&self, found: &Lookup, growth: Growth, counts_shared: bool) -> GroupCounts {
         let computed = found.full_blocks * self.config.block_tokens;
         self.required(|group| {
             let config = self.groups[group].config;
-            match config.first_block(computed) {
-                _ if config.layout.reach().is_none() => 0,
-                first => (computed / config.block_tokens - first.min(computed / config.block_tokens))
-                    .saturating_sub(found.idle_blocks[group]),
-            }
+            let whole = computed / config.block_tokens;
+            let blocks = config.blocks_of(growth.positions, growth.tentative).saturating_sub(whole);
+            let attached = match config.layout.reach() {
+                Some(_) if counts_shared => whole - config.first_block(computed).min(whole),
+                _ => found.idle_blocks[group],
+            };
+            (blocks + attached).min(config.blocks_max(growth.chunk, growth.tentative))
         })
     }
 
@@ -54,28 +47,34 @@ impl KvCache {
             // What a transfer writes it may have to take again.
             let written = table.lists[group].len() as u32 - table.own_blocks(group);
             let missing = self.needed_in(table, group, growth.positions) + written;
-            let most = self.groups[group].config.blocks_max(growth.chunk, growth.tentative);
+            let config = self.groups[group].config;
+            let most = config.blocks_max(growth.chunk, growth.tentative);
             // Counting is spared where it cannot matter.
-            match missing > most.saturating_sub(table.held(group).len() as u32) {
-                true => missing.min(most.saturating_sub(self.exclusive_in(table, group))),
-                false => missing,
+            if missing <= most.saturating_sub(table.held(group).len() as u32) {
+                return missing;
             }
+            // The copy of a shared tail takes a block before it leaves one.
+            let copy = u32::from(self.shared_tail(table, group, growth.positions).is_some());
+            let held = table.held(group).iter().filter(|block| **block != HOLE).count() as u32;
+            missing.min(most.saturating_sub(held) + copy)
         })
     }
 
-    /// What a fork of `table` that is to grow so far will take, and what the table it is forked from loses in
-    /// [`KvCache::missing`] by sharing its blocks.
-    pub fn fork_demand(&self, table: &BlockTable, growth: Growth) -> (GroupCounts, GroupCounts) {
-        let Growth { positions, chunk, tentative } = growth;
-        let is_window = |group: usize| self.groups[group].config.layout.reach().is_some();
-        let needed = |group| self.needed_in(table, group, positions) + u32::from(is_window(group));
-        let most = |group: usize| self.groups[group].config.blocks_max(chunk, tentative);
-        let fork = self.required(|group| needed(group).min(most(group)));
-        let loss = self.required(|group| match is_window(group) {
-            true => needed(group).min(table.held(group).len() as u32),
-            false => 0,
-        });
-        (fork, loss)
+    /// References beyond the first on a block, in groups whose blocks are left behind one by one.
+    pub fn shared_references(&self) -> GroupCounts {
+        let leaves = |group: &usize| self.groups[*group].config.layout.reach().is_some();
+        self.required(|group| if leaves(&group) { self.groups[group].shared } else { 0 })
+    }
+
+    /// What a fork of `table` that is to grow so far will take beside copies of blocks that are written in part, its references on what both hold
+    /// included.
+    pub fn fork_demand(&self, table: &BlockTable, growth: Growth) -> GroupCounts {
+        self.required(|group| {
+            let (needed, config) =
+                (self.needed_in(table, group, growth.positions), self.groups[group].config);
+            let held = if config.layout.reach().is_some() { table.held(group).len() as u32 } else { 0 };
+            (held + needed).min(config.blocks_max(growth.chunk, growth.tentative).max(held))
+        })
     }
 
     /// Longest sequence that can run at all, alone, when a step computes at most `chunk` positions and one may be taken back.

@@ -176,11 +176,16 @@ impl KvCache {
         self.place(0, node).map_or(&[], |block| self.tokens_of(block))
     }
 
-    fn event(&self, node: u32, stored: bool) -> CacheEvent {
-        let parent = match self.nodes.parent(node) {
+    /// Of the block before a node's; `None` of the first of a chain.
+    pub(crate) fn parent_hash(&self, node: u32) -> Option<BlockHash> {
+        match self.nodes.parent(node) {
             Parent::Node(parent) => Some(self.nodes.node(parent).hash),
             Parent::Root(root) => self.nodes.behind(&root),
-        };
+        }
+    }
+
+    fn event(&self, node: u32, stored: bool) -> CacheEvent {
+        let parent = self.parent_hash(node);
         let (tenant, hash) = (self.nodes.node(node).tenant, self.nodes.node(node).hash);
         match stored {
             true => CacheEvent::Stored { tenant, hash, parent },

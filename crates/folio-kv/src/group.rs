@@ -17,6 +17,7 @@
 //! blocks than the pool has. So cached blocks stand in two lists, each in order of last use (a segmented LRU), and those on *probation* go first.
 //! *Protected* is what a table held at its end, what was ever part of a hit, and what a lookup missed when it was computed again.
 
+use crate::list::{Links, List};
 use crate::policy::NONE;
 use crate::pool::Pool;
 use crate::stats::GroupStats;
@@ -29,37 +30,26 @@ pub(crate) struct Group {
     /// Per node its block on the device, or [`NONE`]. Empty in group 0, whose nodes say it themselves.
     pub places: Vec<u32>,
     pub stats: GroupStats,
-    /// Neighbours of cached blocks. Empty in group 0, where the policy decides.
-    links: Vec<Link>,
+    /// References beyond the first on each block, summed.
+    pub shared: u32,
+    /// Of cached blocks. Empty in group 0, where the policy decides.
+    links: Links,
     /// Cached blocks on probation, and protected ones.
     lists: [List; 2],
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    older: u32,
-    younger: u32,
-}
-
-/// Blocks in order of last use.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    oldest: u32,
-    newest: u32,
 }
 
 impl Group {
     pub fn new(config: GroupConfig, is_first: bool) -> Self {
         assert!(config.blocks < NONE - 1, "block ids are 32 bit with two values reserved");
         assert!((1..=u32::from(u16::MAX)).contains(&config.block_tokens), "a block holds 1 to 65,535 tokens");
-        let links = if is_first { 0 } else { config.blocks as usize };
         Self {
             config,
             pool: Pool::new(config.blocks),
             places: Vec::new(),
             stats: GroupStats::new(&config),
-            links: vec![Link { older: NONE, younger: NONE }; links],
-            lists: [List { oldest: NONE, newest: NONE }; 2],
+            shared: 0,
+            links: Links::new(if is_first { 0 } else { config.blocks }),
+            lists: [List::EMPTY; 2],
         }
     }
 
@@ -71,43 +61,22 @@ impl Group {
     /// A block of group 1 or up became cached: it is the youngest.
     pub fn cache(&mut self, block: u32) {
         let list = &mut self.lists[usize::from(self.pool.slot(block).protected)];
-        let newest = std::mem::replace(&mut list.newest, block);
-        match newest {
-            NONE => list.oldest = block,
-            newest => self.links[newest as usize].younger = block,
-        }
-        self.links[block as usize] = Link { older: newest, younger: NONE };
+        self.links.push_youngest(list, block);
     }
 
     /// It is not cached any more, or not where it stood.
     pub fn uncache(&mut self, block: u32) {
-        let Link { older, younger } = self.links[block as usize];
         let list = &mut self.lists[usize::from(self.pool.slot(block).protected)];
-        match older {
-            NONE => list.oldest = younger,
-            older => self.links[older as usize].younger = younger,
-        }
-        match younger {
-            NONE => list.newest = older,
-            younger => self.links[younger as usize].older = older,
-        }
+        self.links.remove(list, block);
     }
 
     /// The cached block that goes first.
     pub fn oldest(&self) -> Option<u32> {
-        self.lists.iter().map(|list| list.oldest).find(|oldest| *oldest != NONE)
+        self.lists.iter().find_map(|list| list.oldest())
     }
 
-    /// Cached blocks of groups 1 and up in the order they will be given up. For `check`: at most one more per list than there
-    /// are blocks.
+    /// Cached blocks of groups 1 and up in the order they will be given up. For `check`.
     pub fn cached(&self) -> impl Iterator<Item = u32> + '_ {
-        let link = |block: u32| (block != NONE).then_some(block);
-        let follow = move |list: &List| {
-            let blocks = std::iter::successors(link(list.oldest), move |block| {
-                link(self.links[*block as usize].younger)
-            });
-            blocks.take(self.links.len() + 1)
-        };
-        self.lists.iter().flat_map(follow)
+        self.lists.iter().flat_map(|list| self.links.of(*list))
     }
 }

@@ -57,6 +57,11 @@ impl Root {
         blake3::derive_key(DATA_CONTEXT, &self.key)
     }
 
+    /// The same from the tenant's secret alone: it is one key for all of its models.
+    pub fn data_key_of(tenant_secret: &[u8; 32]) -> [u8; 32] {
+        blake3::derive_key(DATA_CONTEXT, &blake3::derive_key(BLOCK_CONTEXT, tenant_secret))
+    }
+
     /// The same without anything shared.
     pub fn own(&self) -> Root {
         Root { declared: None, ..*self }
@@ -244,7 +249,7 @@ impl BlockHashes {
     }
 
     /// Hashes what became full. `tokens`: all there are, of which the first are those that are hashed.
-    pub(crate) fn extend(&mut self, tokens: &[u32]) {
+    pub fn extend(&mut self, tokens: &[u32]) {
         let (root, size) = (&*self.root, self.block_tokens);
         if self.own.len() == tokens.len() / size as usize {
             return;
@@ -296,6 +301,7 @@ mod tests {
             hex(&BlockHash(root.data_key())),
             "35840a162001f74daaf637fc1900e3c19abd25a77cae5c7cee7ae02ff43e307d"
         );
+        assert_eq!(root.data_key(), Root::data_key_of(&secret()), "it hangs on the secret alone");
         assert_eq!(hex(&long), "de324f19f65f1867c9bbfdc1effc68ed2b85b36acb7e63aee766942132d917a5");
     }
 

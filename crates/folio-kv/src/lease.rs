@@ -29,6 +29,7 @@ use rustc_hash::FxHashMap;
 
 use crate::cache::{CommitRefused, KvCache};
 use crate::counts::GroupCounts;
+use crate::retention::Retention;
 use crate::table::{BlockTable, Lists, Query};
 use crate::types::{BlockHash, BlockId, HOLE};
 
@@ -48,6 +49,35 @@ pub struct Content {
     pub index: u32,
     pub block: BlockId,
     pub hash: BlockHash,
+}
+
+/// What is kept with contents outside the device: what they follow, and for how long they are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lineage {
+    /// Of the contents of group 0, which stand first, in their order: the block before; `None` of the first of a chain.
+    pub parents: Vec<Option<BlockHash>>,
+    /// `[contents of group 0, block_tokens]`
+    pub tokens: Vec<u32>,
+    /// Of all contents; `None`: its time to live is over.
+    pub retentions: Vec<Option<Retention>>,
+}
+
+impl Lineage {
+    /// Of content `index`: the block before it and its tokens; nothing where it is not of group 0.
+    pub fn of(&self, index: usize) -> (Option<BlockHash>, &[u32]) {
+        match self.parents.get(index) {
+            Some(parent) => {
+                let size = self.tokens.len() / self.parents.len();
+                (*parent, &self.tokens[index * size..(index + 1) * size])
+            }
+            None => (None, &[]),
+        }
+    }
+
+    /// Of content `index`, where its time to live is not over.
+    pub fn retention(&self, index: usize) -> Option<Retention> {
+        self.retentions.get(index).copied().unwrap_or(Some(Retention::default()))
+    }
 }
 
 /// What a hold is for.
@@ -157,6 +187,26 @@ impl KvCache {
         let lease = Lease(self.hold(Use::Lease { until: until_us }, held).0);
         self.holds.ends.insert((until_us, lease));
         (lease, contents)
+    }
+
+    /// What is to be kept with `contents`, which are leased. O(tokens).
+    pub fn lineage(&self, contents: &[Content]) -> Lineage {
+        let mut lineage = Lineage::default();
+        for content in contents {
+            let first = (content.group == 0).then_some(content.block);
+            let ends_with = || self.place(0, self.nodes.find(&content.hash)?);
+            if let Some(block) = first {
+                lineage.parents.push(self.parent_hash(self.node_of(block)));
+                lineage.tokens.extend_from_slice(self.tokens_of(block));
+            }
+            // Of a state the block with which it ends may be gone.
+            let retention = match first.or_else(ends_with) {
+                Some(block) => self.policy.retention(block.0),
+                None => Some(Retention::default()),
+            };
+            lineage.retentions.push(retention);
+        }
+        lineage
     }
 
     /// Contents that [`KvCache::lease`] tells of blocks `from..to` of group 0 where nothing is missing.

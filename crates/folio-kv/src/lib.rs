@@ -14,6 +14,7 @@
 //! | `pool` | storage: slots, reference counts, the free list |
 //! | `group` | where nodes reside in one cache group; the order of eviction where the policy has no say |
 //! | `blocks` | the life of a block on the device |
+//! | `list` | lists of blocks in order of last use |
 //! | `lease` | what is read and written beside the steps |
 //! | `events` | what became cached and what is gone, recorded |
 //! | `policy` | the order of eviction in group 0, a trait object |
@@ -38,12 +39,14 @@ mod events;
 mod group;
 mod hash;
 mod lease;
+mod list;
 mod nodes;
 mod policy;
 mod pool;
 mod prefixes;
 mod quota;
 mod retention;
+mod shadow;
 mod stats;
 mod table;
 mod types;
@@ -56,11 +59,12 @@ pub use counts::{GroupCounts, MAX_GROUPS};
 pub use demand::Growth;
 pub use events::{CacheEvent, EventBatch};
 pub use hash::BlockHashes;
-pub use lease::{Content, Lease, Ticket};
+pub use lease::{Content, Lease, Lineage, Ticket};
 pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
+pub use shadow::ShadowIndex;
 pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, TenantStats};
 pub use table::BlockTable;
 pub use types::{

@@ -376,6 +376,12 @@ pub trait Backend: Send {
         Err(BackendError::Device(format!("{} does not sample", self.name())))
     }
 
+    /// Of the step that [`Backend::finish_sampled`] waited for last, the logits, `[vocab]`, of row `row` of its rows of logits, of which
+    /// [`Choice::Logits`](crate::sampling::Choice::Logits) was asked. Until the next step is begun; of any other row it is anything.
+    fn sampled_logits(&self, _row: u32) -> &[f32] {
+        &[]
+    }
+
     /// The hidden state after the final norm, `[hidden]`, of row `row` of the last batch, whose step is finished, which was one of its
     /// `hidden_rows`. Of any other row it is anything.
     fn hidden(&self, row: u32) -> &[f32];

@@ -11,7 +11,7 @@ use crate::checkpoint::json::{Fields, parse_object};
 use crate::checkpoint::quantized::Quantization;
 use crate::error::{ModelError, Result};
 use crate::family::{
-    Bias, FAMILIES, Family, Gate, KvHeadsDefault, Mixture, Softcaps, Window, supported_list,
+    Bias, FAMILIES, Family, Gate, KvHeadsDefault, Mixture, Rotated, Softcaps, Window, supported_list,
 };
 use crate::program::{Activation, ConvolutionSpec, DeltaSpec, Routing};
 use crate::rope::{RopeConfig, RopePart};
@@ -66,8 +66,11 @@ pub struct Config {
     /// The same of logits.
     pub logit_softcap: Option<f32>,
     pub activation: Activation,
-    /// What embeddings are multiplied by, before it is rounded to their type.
-    pub embedding_scale: Option<f64>,
+    pub embedding_scale: Option<EmbeddingScale>,
+    /// What is multiplied with everything that a layer adds to the residual stream (Granite).
+    pub residual_scale: f64,
+    /// Logits are divided by this (Granite).
+    pub logit_divisor: f64,
     /// What is added to the weights of norms.
     pub norm_offset: f32,
     /// `max_position_embeddings`.
@@ -108,6 +111,14 @@ impl DeltaNet {
     }
 }
 
+/// What embeddings are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EmbeddingScale {
+    /// The root of their width, in their own type (Gemma).
+    RootOfWidth,
+    Number(f64),
+}
+
 /// The mixture of experts in every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
@@ -131,7 +142,7 @@ impl Config {
         let family = find_family(fields)?;
         let outer = fields;
         let fields = match family.nested {
-            Some(name) => decoder_fields(fields, name)?,
+            Some((name, model_type)) => decoder_fields(fields, name, model_type)?,
             None => fields,
         };
         refuse_unsupported(fields, family)?;
@@ -148,8 +159,14 @@ impl Config {
             Bias::Always => Ok(true),
             Bias::Config(name) => Ok::<_, ModelError>(fields.flag(name)?.unwrap_or(false)),
         };
-        let rotated = rotated_layers(fields, family, layers)?;
+        let listed = listed_rotations(fields, family, layers)?;
         let types = layer_types(fields, family, layers)?;
+        let windows = windows(fields, family, types.as_deref(), &listed)?;
+        let rotated = rotated_layers(family, listed, &windows);
+        let multiplier = |name: &str| match family.multipliers {
+            true => Ok::<_, ModelError>(fields.positive_opt(name)?.unwrap_or(1.0)),
+            false => Ok(1.0),
+        };
         let query_scalar = match family.query_scalar {
             Some(default) => fields.positive_opt("query_pre_attn_scalar")?.unwrap_or(default),
             None => head_dim as f64,
@@ -184,13 +201,22 @@ impl Config {
             qkv_bias: bias(family.qkv_bias)?,
             o_bias: bias(family.o_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
-            windows: windows(fields, family, types.as_deref(), &rotated)?,
+            windows,
             mixers: mixers(fields, family, types.as_deref(), layers)?,
-            attention_scale: query_scalar.powf(-0.5),
+            attention_scale: match family.multipliers {
+                true => multiplier("attention_multiplier")?,
+                false => query_scalar.powf(-0.5),
+            },
             attention_softcap: softcap("attn_logit_softcapping", |softcaps| softcaps.attention)?,
             logit_softcap: softcap("final_logit_softcapping", |softcaps| softcaps.logits)?,
             activation: activation(fields, family)?,
-            embedding_scale: family.scaled_embedding.then(|| (hidden as f64).sqrt()),
+            embedding_scale: match (family.scaled_embedding, multiplier("embedding_multiplier")?) {
+                (true, _) => Some(EmbeddingScale::RootOfWidth),
+                (false, 1.0) => None,
+                (false, by) => Some(EmbeddingScale::Number(by)),
+            },
+            residual_scale: multiplier("residual_multiplier")?,
+            logit_divisor: multiplier("logits_scaling")?,
             norm_offset: if family.norm_plus_one { 1.0 } else { 0.0 },
             rope: rope(part, family.rope_theta)?,
             local_rope,
@@ -235,13 +261,25 @@ fn find_family(fields: Fields<'_>) -> Result<&'static Family> {
     }
 }
 
-/// The object that describes the decoder.
-fn decoder_fields<'a>(fields: Fields<'a>, name: &'static str) -> Result<Fields<'a>> {
+/// The object that describes the decoder, which is of type `model_type`.
+fn decoder_fields<'a>(fields: Fields<'a>, name: &'static str, model_type: &str) -> Result<Fields<'a>> {
     let path = match name {
         "text_config" => "text_config.",
         _ => "",
     };
-    fields.object(name, path)?.ok_or_else(|| fields.problem(name, "is missing: it describes the decoder"))
+    let inner = fields.object(name, path)?;
+    let inner = inner.ok_or_else(|| fields.problem(name, "is missing: it describes the decoder"))?;
+    match inner.text("model_type")? {
+        Some(other) if other != model_type => {
+            let other: String = other.chars().take(60).collect();
+            Err(unsupported(
+                fields,
+                format!("a decoder of type `{other}` (field `{path}model_type`)"),
+                model_type,
+            ))
+        }
+        _ => Ok(inner),
+    }
 }
 
 fn or_default(fields: Fields<'_>, name: &str, max: usize, default: Option<usize>) -> Result<usize> {
@@ -359,8 +397,19 @@ fn kv_heads(fields: Fields<'_>, family: &Family, heads: usize) -> Result<usize> 
     Ok(kv_heads)
 }
 
-fn rotated_layers(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<bool>> {
-    if !family.nope_layers {
+/// Which layers rotate q and k: those in `listed`, or those with a window.
+pub(crate) fn rotated_layers(family: &Family, listed: Vec<bool>, windows: &[Option<usize>]) -> Vec<bool> {
+    match family.rotated {
+        Rotated::Windowed if windows.iter().any(Option::is_some) => {
+            windows.iter().map(Option::is_some).collect()
+        }
+        Rotated::All | Rotated::Listed | Rotated::Windowed => listed,
+    }
+}
+
+/// Which layers rotate q and k by their place alone.
+fn listed_rotations(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<bool>> {
+    if family.rotated != Rotated::Listed {
         return Ok(vec![true; layers]);
     }
     if let Some(list) = fields.list("no_rope_layers")? {
@@ -458,7 +507,9 @@ fn windows(
     let sliding: Vec<bool> = match (types, family.window) {
         (Some(types), _) => types.iter().map(|kind| *kind == LayerType::Sliding).collect(),
         // Not the other way round: it is the layers without a rotation that have the window.
-        (None, Window::Switched) if family.nope_layers => rotated.iter().map(|rotated| !rotated).collect(),
+        (None, Window::Switched) if family.rotated == Rotated::Listed => {
+            rotated.iter().map(|rotated| !rotated).collect()
+        }
         (None, Window::Switched) => {
             let first = fields.integer_opt("max_window_layers", LAYERS_MAX)?.unwrap_or(28);
             (0..layers).map(|layer| layer >= first).collect()

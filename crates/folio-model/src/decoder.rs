@@ -4,7 +4,8 @@
 //! building; what differs is in [`Config`].
 
 use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
-use crate::config::{Config, DeltaNet, Experts, Mixer};
+use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Mixer};
+use crate::family::Norms;
 use crate::kv_format::KvFormats;
 use crate::program::{
     AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, MatrixId, Op, Program, RopeId,
@@ -17,12 +18,13 @@ use crate::weights::{Attention, Delta, FeedForward, MixerWeights, Weights};
 /// the same checkpoint would give others.
 pub const NUMERICS: u32 = 1;
 
-/// What a decoder gives a drafter of each row: the sum of one product for each layer that is tapped.
+/// What a decoder gives a drafter of each row, its features.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Taps {
-    /// Values of a row's features: rows of every matrix.
-    pub width: usize,
-    pub of: Vec<Tap>,
+pub enum Taps {
+    /// The sum of one product for each layer that is tapped, `width` values: rows of every matrix.
+    Products { width: usize, of: Vec<Tap> },
+    /// The residual stream behind the last layer, as it is or through the last norm.
+    Last { normed: bool },
 }
 
 /// `matrix . x`, or `matrix . norm(x)`, of the residual stream `x` before layer `before`; behind the last layer, where that is their
@@ -125,28 +127,43 @@ pub fn program(
     };
     let x = buffer(config.hidden);
     let buffers = Buffers::new(config, x, &mut buffer);
-    let tapped = taps.map(|taps| (taps, [buffer(config.hidden), buffer(taps.width)]));
+    let tapped = match taps {
+        Some(Taps::Products { width, of }) => Some((of.as_slice(), [buffer(config.hidden), buffer(*width)])),
+        Some(Taps::Last { .. }) | None => None,
+    };
+    let last = taps.and_then(|taps| match taps {
+        Taps::Last { normed } => Some(normed.then(|| buffer(config.hidden))),
+        Taps::Products { .. } => None,
+    });
     program.ropes.push(config.rope.table(max_model_len));
     program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
 
-    let eps = config.eps;
+    // With `x` divided by what is multiplied with all that is added to it, that is added as it is; and a norm gives the same of either, with
+    // the epsilon that belongs to it.
+    let added = config.residual_scale;
+    let eps = (f64::from(config.eps) / (added * added)) as f32;
     program.body.push(Op::Embed { table: weights.embed, out: x });
-    program.body.extend(config.embedding_scale.map(|by| Op::Scale { x, by: rounded(by, encoding) }));
+    let scale = match config.embedding_scale {
+        Some(EmbeddingScale::RootOfWidth) => Some(rounded((config.hidden as f64).sqrt(), encoding)),
+        Some(EmbeddingScale::Number(by)) => Some((by / added) as f32),
+        None => (added != 1.0).then_some((1.0 / added) as f32),
+    };
+    program.body.extend(scale.map(|by| Op::Scale { x, by }));
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
-        tap(&mut program, index, x, tapped);
+        tap(&mut program, index, x, added, tapped);
         let place = Place {
             group: groups[index] as u32,
             layer: groups[..index].iter().filter(|before| **before == groups[index]).count() as u32,
         };
-        program.body.push(Op::RmsNorm { x, weight: layer.norm, eps, out: buffers.normed });
+        program.body.push(read(x, layer.norm, eps, buffers.normed));
         let (mixed, weight, bias) = match &layer.mixer {
             MixerWeights::Attention(attention) => {
                 attend(config, index, attention, &mut program, &buffers, place, max_model_len);
                 (buffers.attended, attention.o, attention.o_bias)
             }
             MixerWeights::Delta(net, delta) => {
-                delta_net(net, eps, delta, &mut program, &buffers.delta, buffers.normed, place);
+                delta_net(net, config.eps, delta, &mut program, &buffers.delta, buffers.normed, place);
                 (buffers.delta.out, delta.o, None)
             }
         };
@@ -157,7 +174,7 @@ pub fn program(
             |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
             x,
         );
-        program.body.push(Op::RmsNorm { x, weight: layer.mlp_norm, eps, out: buffers.normed });
+        program.body.push(read(x, layer.mlp_norm, eps, buffers.normed));
         let last = feed_forward(config, &layer.feed_forward, &mut program, &buffers);
         add_block(
             &mut program,
@@ -168,7 +185,12 @@ pub fn program(
         );
         shared_expert(config, &layer.feed_forward, &mut program, &buffers, x);
     }
-    tap(&mut program, weights.layers.len(), x, tapped);
+    tap(&mut program, weights.layers.len(), x, added, tapped);
+    if let Some(normed) = last {
+        let norm = |out| Op::RmsNorm { x, weight: weights.norm, eps, out };
+        program.body.extend(normed.map(norm));
+        program.features = Some(normed.unwrap_or(x));
+    }
     program.head = Head {
         x,
         norm: weights.norm,
@@ -180,16 +202,32 @@ pub fn program(
     program
 }
 
-/// What is tapped of `x` before layer `index`. The buffers are of the width of `x`, and the features.
-fn tap(program: &mut Program, index: usize, x: Buf, tapped: Option<(&Taps, [Buf; 2])>) {
+/// What a part of a layer reads of the residual stream `x`.
+fn read(x: Buf, norm: Option<VectorId>, eps: f32, out: Buf) -> Op {
+    match norm {
+        Some(weight) => Op::RmsNorm { x, weight, eps, out },
+        // A device may need it in another form than that in which it is added to.
+        None => Op::Copy { x, out },
+    }
+}
+
+/// What is tapped of the residual stream, which is `added` times `x`, before layer `index`. The buffers are of the width of `x`, and the
+/// features.
+fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(&[Tap], [Buf; 2])>) {
     let Some((taps, [own, features])) = tapped else { return };
-    for tap in taps.of.iter().filter(|tap| tap.before == index) {
+    for tap in taps.iter().filter(|tap| tap.before == index) {
         let add = program.features.replace(features).is_some();
-        program.body.push(match tap.norm {
-            Some((weight, eps)) => Op::RmsNorm { x, weight, eps, out: own },
-            // A device may need it in another form than that in which it is added to.
-            None => Op::Copy { x, out: own },
-        });
+        match tap.norm {
+            Some((weight, eps)) => {
+                let eps = (f64::from(eps) / (added * added)) as f32;
+                program.body.push(Op::RmsNorm { x, weight, eps, out: own });
+            }
+            None => {
+                // A device may need it in another form than that in which it is added to.
+                program.body.push(Op::Copy { x, out: own });
+                program.body.extend((added != 1.0).then_some(Op::Scale { x: own, by: added as f32 }));
+            }
+        }
         program.body.push(Op::Linear { x: own, weight: tap.matrix, bias: None, out: features, add });
     }
 }
@@ -233,7 +271,7 @@ impl Buffers {
         let qkv = buffer(config.qkv_width());
         let attended = buffer(config.q_width());
         let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
-        let branch = config.family.post_norms.then(|| buffer(config.hidden));
+        let branch = (config.family.norms != Norms::Before).then(|| buffer(config.hidden));
         let mut some = |width: Option<usize>| width.map_or(none, &mut *buffer);
         Self {
             normed,

@@ -68,8 +68,8 @@ impl Load<ModelError> for Dummy<'_> {
         let value: f32 = match spec.made {
             Made::MinusExp => -0.02,
             Made::Taps => 0.25,
-            Made::Plus(_) if spec.label.contains("norm") => 1.0,
-            Made::Plus(_) => 0.0,
+            Made::Linear { .. } if spec.label.contains("norm") => 1.0,
+            Made::Linear { .. } => 0.0,
         };
         let length: usize = spec.parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
         self.parameters += length as u64;

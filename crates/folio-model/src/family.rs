@@ -21,6 +21,36 @@ pub enum Bias {
     Config(&'static str),
 }
 
+/// Where a layer has norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norms {
+    /// Before attention and before the feed-forward part.
+    Before,
+    /// Of what either adds to the residual stream, too.
+    Around,
+    /// Of what either adds only.
+    After,
+}
+
+/// Which layers rotate q and k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotated {
+    All,
+    /// As `no_rope_layers` and `no_rope_layer_interval` say.
+    Listed,
+    /// Those with a window; all, where none has one.
+    Windowed,
+}
+
+/// How the dimensions of a head are rotated in pairs by the tensors as they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// `i` with `i + half`.
+    Halves,
+    /// `2 * i` with `2 * i + 1`: rows of q and k are put in the other order when they are read, which changes no product of q and k.
+    Neighbours,
+}
+
 /// When the attention of some layers is limited to a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
@@ -129,21 +159,25 @@ pub struct Family {
     pub gate: Gate,
     /// Instead of one feed-forward part in every layer.
     pub mixture: Option<Mixture>,
-    /// The object of config.json that describes the decoder, in a family with other parts (which are not served).
-    pub nested: Option<&'static str>,
+    /// The object of config.json that describes the decoder, in a family with other parts (which are not served), and the `model_type` it
+    /// may state.
+    pub nested: Option<(&'static str, &'static str)>,
     /// Norm weights are stored as what is added to one.
     pub norm_plus_one: bool,
-    /// A norm after attention and after the feed-forward part besides those before them.
-    pub post_norms: bool,
+    pub norms: Norms,
     /// Embeddings are multiplied by the root of their width.
     pub scaled_embedding: bool,
+    /// `embedding_multiplier`, `residual_multiplier`, `attention_multiplier` and `logits_scaling` are honoured; 1 when absent.
+    pub multipliers: bool,
     /// Queries are scaled by the root of `query_pre_attn_scalar` (this is its default) and not of head_dim.
     pub query_scalar: Option<f64>,
     pub softcaps: Option<Softcaps>,
     /// Layers with a window have a rotary embedding of their own, of this base by default.
     pub local_rope_theta: Option<f64>,
-    /// `no_rope_layers` and `no_rope_layer_interval` are honoured.
-    pub nope_layers: bool,
+    pub rotated: Rotated,
+    pub pairs: Pairs,
+    /// Parts of the names of tensors, as stored and as the decoder calls them.
+    pub renamed: &'static [(&'static str, &'static str)],
     /// Default of `num_attention_heads` and `vocab_size`; `None`: they must be there.
     pub heads: Option<usize>,
     pub vocab: Option<usize>,
@@ -178,12 +212,15 @@ const LLAMA: Family = Family {
     mixture: None,
     nested: None,
     norm_plus_one: false,
-    post_norms: false,
+    norms: Norms::Before,
     scaled_embedding: false,
+    multipliers: false,
     query_scalar: None,
     softcaps: None,
     local_rope_theta: None,
-    nope_layers: false,
+    rotated: Rotated::All,
+    pairs: Pairs::Halves,
+    renamed: &[],
     heads: None,
     vocab: None,
     kv_heads: KvHeadsDefault::SameAsQuery,
@@ -196,6 +233,20 @@ const LLAMA: Family = Family {
     max_position: 2048,
 };
 
+const MISTRAL: Family = Family {
+    model_type: "mistral",
+    architecture: "MistralForCausalLM",
+    models: "Mistral 7B, Mistral Nemo, Mistral Small (text)",
+    notes: "sliding window",
+    qkv_bias: Bias::Never,
+    o_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    window: Window::Field { absent: Some(4096) },
+    kv_heads: KvHeadsDefault::Fixed(8),
+    max_position: 4096 * 32,
+    ..LLAMA
+};
+
 const GEMMA2: Family = Family {
     model_type: "gemma2",
     architecture: "Gemma2ForCausalLM",
@@ -205,7 +256,7 @@ const GEMMA2: Family = Family {
     window: Window::Pattern { absent: 4096, every: 2 },
     gate: Gate::GeluTanh,
     norm_plus_one: true,
-    post_norms: true,
+    norms: Norms::Around,
     scaled_embedding: true,
     query_scalar: Some(256.0),
     softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
@@ -266,18 +317,39 @@ const QWEN_HYBRID_EXPERTS: Mixture = Mixture {
 /// Every family Folio serves.
 pub const FAMILIES: &[Family] = &[
     LLAMA,
+    MISTRAL,
     Family {
-        model_type: "mistral",
-        architecture: "MistralForCausalLM",
-        models: "Mistral 7B, Mistral Nemo, Mistral Small (text)",
-        notes: "sliding window",
-        qkv_bias: Bias::Never,
-        o_bias: Bias::Never,
-        mlp_bias: Bias::Never,
-        window: Window::Field { absent: Some(4096) },
-        kv_heads: KvHeadsDefault::Fixed(8),
-        max_position: 4096 * 32,
-        ..LLAMA
+        model_type: "mistral3",
+        architecture: "Mistral3ForConditionalGeneration",
+        models: "Mistral Small 3.1, 3.2; Devstral, Magistral",
+        notes: "the text part; images are not served",
+        nested: Some(("text_config", "mistral")),
+        ..MISTRAL
+    },
+    Family {
+        model_type: "mixtral",
+        architecture: "MixtralForCausalLM",
+        models: "Mixtral 8x7B, 8x22B",
+        notes: "a mixture of experts in every layer",
+        window: Window::Field { absent: None },
+        mixture: Some(Mixture {
+            count: 8,
+            chosen: 2,
+            inner: "intermediate_size",
+            normalized: None,
+            router: "mlp.gate",
+            stored: ExpertTensors::Each,
+            shared: None,
+        }),
+        renamed: &[
+            (".block_sparse_moe.", ".mlp."),
+            (".w1.", ".gate_proj."),
+            (".w3.", ".up_proj."),
+            (".w2.", ".down_proj."),
+        ],
+        rms_norm_eps: 1e-5,
+        rope_theta: 1_000_000.0,
+        ..MISTRAL
     },
     Family {
         model_type: "qwen2",
@@ -347,7 +419,7 @@ pub const FAMILIES: &[Family] = &[
         architecture: "Qwen3_5ForConditionalGeneration",
         models: "Qwen3.5, Qwen3.6 (dense: 0.8B to 27B)",
         notes: "the text part; images are not served",
-        nested: Some("text_config"),
+        nested: Some(("text_config", "qwen3_5_text")),
         ..QWEN_HYBRID
     },
     Family {
@@ -363,7 +435,7 @@ pub const FAMILIES: &[Family] = &[
         architecture: "Qwen3_5MoeForConditionalGeneration",
         models: "Qwen3.5, Qwen3.6 (mixture of experts: 35B-A3B to 397B-A17B)",
         notes: "likewise the text part; images are not served",
-        nested: Some("text_config"),
+        nested: Some(("text_config", "qwen3_5_moe_text")),
         mixture: Some(QWEN_HYBRID_EXPERTS),
         ..QWEN_HYBRID
     },
@@ -373,7 +445,7 @@ pub const FAMILIES: &[Family] = &[
         models: "SmolLM3",
         notes: "no rotation on every fourth layer",
         window: Window::Switched,
-        nope_layers: true,
+        rotated: Rotated::Listed,
         kv_heads: KvHeadsDefault::Fixed(4),
         tied: true,
         rope_theta: 2_000_000.0,
@@ -394,6 +466,57 @@ pub const FAMILIES: &[Family] = &[
         max_position: 4096,
         ..LLAMA
     },
+    Family {
+        model_type: "granite",
+        architecture: "GraniteForCausalLM",
+        models: "Granite 3.0, 3.1, 3.2, 3.3",
+        notes: "factors on embeddings, residuals, attention and logits",
+        multipliers: true,
+        ..LLAMA
+    },
+    Family {
+        model_type: "seed_oss",
+        architecture: "SeedOssForCausalLM",
+        models: "Seed-OSS 36B",
+        notes: "biases on q, k and v, and on what attention gives, each by its own field",
+        o_bias: Bias::Config("attention_out_bias"),
+        kv_heads: KvHeadsDefault::Fixed(8),
+        head_dim: Some(128),
+        max_position: 524_288,
+        ..LLAMA
+    },
+    Family {
+        model_type: "exaone4",
+        architecture: "Exaone4ForCausalLM",
+        models: "EXAONE 4.0 1.2B, 32B",
+        notes: "norms behind both parts of a layer and none before, norm of q and k; where some layers have a sliding window, only they are rotated",
+        qkv_bias: Bias::Never,
+        o_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        qk_norm: true,
+        norms: Norms::After,
+        window: Window::Pattern { absent: 4096, every: 4 },
+        rotated: Rotated::Windowed,
+        rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
+    Family {
+        model_type: "ernie4_5",
+        architecture: "Ernie4_5ForCausalLM",
+        models: "ERNIE 4.5 0.3B",
+        notes: "rotates neighbouring dimensions",
+        qkv_bias: Bias::Config("use_bias"),
+        o_bias: Bias::Config("use_bias"),
+        mlp_bias: Bias::Config("use_bias"),
+        pairs: Pairs::Neighbours,
+        kv_heads: KvHeadsDefault::Fixed(2),
+        head_dim: Some(128),
+        tied: true,
+        rms_norm_eps: 1e-5,
+        rope_theta: 500_000.0,
+        max_position: 131_072,
+        ..LLAMA
+    },
     GEMMA2,
     GEMMA3,
     Family {
@@ -401,7 +524,7 @@ pub const FAMILIES: &[Family] = &[
         architecture: "Gemma3ForConditionalGeneration",
         models: "Gemma 3 (multimodal checkpoints)",
         notes: "the text part; images are not served",
-        nested: Some("text_config"),
+        nested: Some(("text_config", "gemma3_text")),
         ..GEMMA3
     },
     Family {

@@ -11,8 +11,8 @@ use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Values};
 use crate::config::Config;
 use crate::decoder::{kv_layout, program};
+use crate::draft_head::DraftHead;
 use crate::dummy::Dummy;
-use crate::eagle::Head;
 use crate::error::{ModelError, Result};
 use crate::kv_format::KvFormats;
 use crate::packed::Ids;
@@ -32,7 +32,7 @@ pub struct LoadOptions<'a> {
     pub kv_formats: KvFormats,
     pub block_tokens: usize,
     /// A drafter for which the model is to give features of its rows ([`Backend::features`]).
-    pub taps: Option<&'a Head>,
+    pub taps: Option<&'a dyn DraftHead>,
     /// Called before the first weight and after each.
     pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
 }
@@ -122,14 +122,10 @@ impl Model {
         refuse_unexpected(checkpoint, specs.iter())?;
 
         let mut ignore = |_: Progress<'_>| {};
-        let mut loading = Loading {
-            checkpoint,
-            backend: &mut *backend,
-            digest: checkpoint.start_digest(max_model_len),
-            progress: options.progress.take().unwrap_or(&mut ignore),
-            done_bytes: 0,
-            total_bytes: census.bytes,
-        };
+        let progress = options.progress.take().unwrap_or(&mut ignore);
+        let digest = checkpoint.start_digest(max_model_len);
+        let mut loading = Loading::new(checkpoint, &mut *backend, digest, progress);
+        loading.total_bytes = census.bytes;
         loading.report("");
         let weights = specs.try_map(&mut loading)?;
         let digest = loading.digest;
@@ -233,14 +229,18 @@ fn model_length(config: &Config, settings: &str, asked: Option<usize>) -> Result
     }
 }
 
-struct Census {
+pub(crate) struct Census {
     bytes: u64,
     parameters: u64,
-    encoding: Encoding,
+    /// Of most of the weights.
+    pub encoding: Encoding,
 }
 
 /// Looks at every tensor's header before a byte is packed, so that a wrong checkpoint is refused at once.
-fn check<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec>) -> Result<Census> {
+pub(crate) fn check<'a>(
+    checkpoint: &Checkpoint,
+    specs: impl Iterator<Item = &'a WeightSpec>,
+) -> Result<Census> {
     let mut bytes_of: Vec<(Encoding, u64)> = Vec::new();
     let mut parameters = 0;
     for spec in specs {
@@ -305,7 +305,8 @@ fn refuse_unexpected<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'
     Ok(())
 }
 
-struct Loading<'a> {
+/// Packs the weights of a checkpoint into a backend.
+pub(crate) struct Loading<'a> {
     checkpoint: &'a Checkpoint,
     backend: &'a mut dyn Backend,
     digest: Digest,
@@ -315,6 +316,15 @@ struct Loading<'a> {
 }
 
 impl<'a> Loading<'a> {
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        backend: &'a mut dyn Backend,
+        digest: Digest,
+        progress: &'a mut dyn FnMut(Progress<'_>),
+    ) -> Self {
+        Self { checkpoint, backend, digest, progress, done_bytes: 0, total_bytes: 0 }
+    }
+
     fn report(&mut self, weight: &str) {
         let progress = Progress { weight, done_bytes: self.done_bytes, total_bytes: self.total_bytes };
         (self.progress)(progress);
@@ -399,7 +409,7 @@ fn values_of(parts: &[Part<'_>], made: Made) -> Vec<f32> {
             None => Vec::new(),
         };
         match made {
-            Made::Plus(by) => all.extend(values.iter().map(|value| value + by)),
+            Made::Linear { plus, times } => all.extend(values.iter().map(|value| (value + plus) * times)),
             Made::MinusExp => all.extend(values.iter().map(|value| -f64::from(*value).exp() as f32)),
             Made::Taps => {
                 let taps = shape.last().copied().unwrap_or(1).max(1);

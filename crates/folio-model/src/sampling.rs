@@ -1,7 +1,8 @@
 //! What is chosen from a row of logits, as plain data: the seam between the engine's sampler and a backend that samples by itself.
 //!
 //! Owns: the words of the question and of the answer. Must never: choose. For the same logits a backend's answers are those of
-//! `folio-engine`'s sampler, bit for bit; what a guide restricts is never asked here.
+//! `folio-engine`'s sampler, bit for bit. Where something else has a word (a guide, whose mask need not be known before the step is over), the row
+//! itself is asked for.
 
 /// What is wanted of a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,6 +17,8 @@ pub enum Choice<'a> {
     /// None: this token is judged.
     Known(u32),
     Draw(Draw<'a>),
+    /// The caller's, from the row itself ([`Backend::sampled_logits`](crate::backend::Backend::sampled_logits)); no step may name it.
+    Logits,
 }
 
 /// How a token is drawn; the names are those of `SamplingParams`.
@@ -59,6 +62,8 @@ pub enum Outcome {
     },
     /// To [`Choice::Known`].
     Score(Logprobs),
+    /// To [`Choice::Logits`].
+    Logits,
     /// No answer exists.
     Failed(&'static str),
 }

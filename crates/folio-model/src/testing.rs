@@ -3,8 +3,8 @@
 //! Used by the tests of every crate that has a [`Backend`]; not part of the serving program.
 
 pub mod blocks;
-pub mod eagle;
 pub mod gguf;
+pub mod heads;
 pub mod hub;
 pub mod recast;
 
@@ -43,6 +43,13 @@ pub const FIXTURES: &[&str] = &[
     "qwen3_5",
     "qwen3_5_moe_text",
     "qwen3_5_moe",
+    "mixtral",
+    "mistral3",
+    "granite",
+    "seed_oss",
+    "exaone4",
+    "exaone4_small",
+    "ernie4_5",
 ];
 
 /// Those of them that keep states: not every device computes them, and they are not read from GGUF files.

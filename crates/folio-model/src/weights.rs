@@ -5,7 +5,7 @@
 //! or used and never loaded.
 
 use crate::config::{Config, DeltaNet, Mixer};
-use crate::family::{DeltaTensors, ExpertTensors, Fusion};
+use crate::family::{DeltaTensors, ExpertTensors, Fusion, Norms};
 use crate::program::{MatrixId, VectorId};
 
 /// One tensor of the checkpoint, or some of its rows.
@@ -75,8 +75,8 @@ pub struct WeightSpec {
 /// What a vector is made of what is stored, value by value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Made {
-    /// Plus so much: 1 where norms are stored as what is added to one.
-    Plus(f32),
+    /// Plus so much: 1 where norms are stored as what is added to one. Then times so much.
+    Linear { plus: f32, times: f32 },
     /// `-e^x`
     MinusExp,
     /// The tensor is `[channels, 1, taps]`, the vector `[taps, channels]`.
@@ -84,7 +84,7 @@ pub enum Made {
 }
 
 impl Made {
-    pub const AS_STORED: Made = Made::Plus(0.0);
+    pub const AS_STORED: Made = Made::Linear { plus: 0.0, times: 1.0 };
 }
 
 /// All weights of a decoder; `M` stands for a matrix, `V` for a vector.
@@ -99,12 +99,13 @@ pub struct Weights<M, V> {
 
 #[derive(Clone, Debug)]
 pub struct Layer<M, V> {
-    /// Before the mixer.
-    pub norm: V,
+    /// Of what the mixer reads.
+    pub norm: Option<V>,
     pub mixer: MixerWeights<M, V>,
     /// Of what the mixer adds to the residual stream.
     pub post_norm: Option<V>,
-    pub mlp_norm: V,
+    /// Of what the feed-forward part reads.
+    pub mlp_norm: Option<V>,
     pub feed_forward: FeedForward<M, V>,
     /// Of what the feed-forward part adds.
     pub mlp_post_norm: Option<V>,
@@ -225,26 +226,26 @@ impl Weights<WeightSpec, WeightSpec> {
 
 impl Layer<WeightSpec, WeightSpec> {
     fn list<'a>(&'a self, list: &mut Vec<&'a WeightSpec>) {
-        list.push(&self.norm);
+        list.extend(&self.norm);
         match &self.mixer {
             MixerWeights::Attention(attention) => attention.list(list),
             MixerWeights::Delta(_, delta) => delta.list(list),
         }
         list.extend(&self.post_norm);
-        list.push(&self.mlp_norm);
+        list.extend(&self.mlp_norm);
         self.feed_forward.list(list);
         list.extend(&self.mlp_post_norm);
     }
 
     fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
         Ok(Layer {
-            norm: load.vector(&self.norm)?,
+            norm: self.norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             mixer: match &self.mixer {
                 MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
                 MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
             },
             post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            mlp_norm: load.vector(&self.mlp_norm)?,
+            mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             feed_forward: self.feed_forward.try_map(load)?,
             mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
         })
@@ -264,7 +265,8 @@ pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
         norm: WeightSpec {
             label: "norm".to_owned(),
             parts: vec![TensorSpec::whole("model.norm.weight".to_owned(), &[hidden])],
-            made: Made::Plus(config.norm_offset),
+            // Nothing but the output matrix reads what the last norm gives.
+            made: Made::Linear { plus: config.norm_offset, times: (1.0 / config.logit_divisor) as f32 },
         },
         head: (!config.tied).then(|| table("lm_head", "lm_head.weight")),
     }
@@ -283,17 +285,17 @@ impl LayerNames<'_> {
     fn layer(&self) -> Layer<WeightSpec, WeightSpec> {
         let config = self.config;
         // With a norm behind each block, the one that others have before the second is behind the first.
-        let post = config.family.post_norms;
+        let (pre, post) = (config.family.norms != Norms::After, config.family.norms != Norms::Before);
         let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         let norm = |name: &str| self.norm(name, "", config.hidden);
         Layer {
-            norm: norm("input_layernorm"),
+            norm: pre.then(|| norm("input_layernorm")),
             mixer: match config.mixers[self.index] {
                 Mixer::Attention => MixerWeights::Attention(self.attention()),
                 Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
             },
             post_norm: post.then(|| norm("post_attention_layernorm")),
-            mlp_norm: norm(mlp_norm),
+            mlp_norm: pre.then(|| norm(mlp_norm)),
             feed_forward: self.feed_forward(),
             mlp_post_norm: post.then(|| norm("post_feedforward_layernorm")),
         }
@@ -314,7 +316,7 @@ impl LayerNames<'_> {
 
     fn norm(&self, name: &str, path: &str, width: usize) -> WeightSpec {
         WeightSpec {
-            made: Made::Plus(self.config.norm_offset),
+            made: Made::Linear { plus: self.config.norm_offset, times: 1.0 },
             ..self.one(name, &format!("{path}{name}.weight"), &[width])
         }
     }

@@ -4,66 +4,12 @@ mod common;
 
 use std::fs;
 
-use common::{Random, copy_of, load};
+use common::{Random, copy_of, load, mutate};
 use folio_model::Checkpoint;
 use folio_model::checkpoint::safetensors::read_header;
 use folio_model::config::Config;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::{FIXTURES, Runner, fixture};
-
-const HOSTILE: &[&str] = &[
-    "0",
-    "-1",
-    "1e308",
-    "18446744073709551615",
-    "18446744073709551608",
-    "9223372036854775808",
-    "4294967296",
-    "null",
-    "true",
-    "\"\"",
-    "[]",
-    "{}",
-    "[[[[",
-    "\\u0000",
-    "\"F32\"",
-    "\"BF16\"",
-    "__metadata__",
-    "[0,0]",
-    "[4294967296,4294967296]",
-    "1.5",
-];
-
-fn mutate(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
-    let mut mutated = bytes.to_vec();
-    for _ in 0..=random.below(3) {
-        if mutated.is_empty() {
-            break;
-        }
-        let at = random.below(mutated.len());
-        match random.below(6) {
-            0 => mutated[at] ^= 1 << random.below(8),
-            1 => mutated.truncate(at),
-            2 => {
-                mutated.remove(at);
-            }
-            3 => mutated.insert(at, random.next() as u8),
-            // A number or string replaced by something hostile.
-            4 => {
-                let start = mutated[..at].iter().rposition(|byte| b":,[".contains(byte)).map_or(0, |i| i + 1);
-                let length = mutated[start..].iter().position(|byte| b",]}".contains(byte)).unwrap_or(0);
-                let text = HOSTILE[random.below(HOSTILE.len())];
-                mutated.splice(start..start + length, text.bytes());
-            }
-            _ => {
-                let end = (at + random.below(40)).min(mutated.len());
-                let copy = mutated[at..end].to_vec();
-                mutated.splice(at..at, copy);
-            }
-        }
-    }
-    mutated
-}
 
 #[test]
 fn mutated_headers_never_panic_and_never_reach_outside() {

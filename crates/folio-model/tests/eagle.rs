@@ -9,8 +9,8 @@ use folio_model::Checkpoint;
 use folio_model::decoder::{Tap, Taps, program};
 use folio_model::eagle::{Head, is_head};
 use folio_model::program::{MatrixId, Op, VectorId};
-use folio_model::testing::eagle::{HEADS, head, target};
 use folio_model::testing::fixture;
+use folio_model::testing::heads::{HEADS, head, target};
 use folio_model::weights::{Load, WeightSpec, weight_specs};
 use serde_json::{Value, json};
 
@@ -183,7 +183,7 @@ fn taps_change_nothing_of_the_model() {
         assert_eq!((plain.features, plain.input_width()), (None, 0));
         let tap = |before, norm| Tap { before, norm, matrix: MatrixId(900 + before as u32) };
         let of = vec![tap(0, None), tap(1, Some((VectorId(7), 0.5))), tap(config.layers, None)];
-        let taps = Taps { width: 24, of };
+        let taps = Taps::Products { width: 24, of };
         let tapped = program(config, &weights, 64, encoding, Some(&taps));
         let features = tapped.features.expect("features");
         assert_eq!(tapped.buffers[features.0 as usize], 24);
@@ -202,5 +202,15 @@ fn taps_change_nothing_of_the_model() {
             })
             .collect();
         assert_eq!((more.len(), adds), (6, vec![false, true, true]), "{name}");
+        for normed in [false, true] {
+            let mut last = program(config, &weights, 64, encoding, Some(&Taps::Last { normed }));
+            let features = last.features.expect("features");
+            let norm = normed.then(|| last.body.pop().expect("operations"));
+            assert_eq!(last.body, plain.body, "{name}");
+            let plain = plain.head.clone();
+            let (x, weight, eps) = (plain.x, plain.norm, plain.eps);
+            let expected = normed.then_some(Op::RmsNorm { x, weight, eps, out: features });
+            assert_eq!((norm, features == x), (expected, !normed), "{name}");
+        }
     }
 }

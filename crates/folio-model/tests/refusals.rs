@@ -73,8 +73,7 @@ fn blocks_of_a_group_are_a_multiple_of_those_of_the_first() {
 
 #[test]
 fn unsupported_models_are_named() {
-    const SUPPORTED: &str =
-        "llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, phi3, gemma2, gemma3_text, gemma3, gpt_oss";
+    const SUPPORTED: &str = "llama, mistral, mistral3, mixtral, qwen2, qwen3, qwen3_moe, smollm3, phi3, granite, seed_oss, exaone4, ernie4_5, gemma2, gemma3_text, gemma3, gpt_oss";
     let cases: Vec<(Value, &[&str])> = vec![
         (json!({"model_type": "gemma3n"}), &["config.json", "`gemma3n`", SUPPORTED]),
         (
@@ -107,6 +106,28 @@ fn unsupported_models_are_named() {
         });
         assert_names(&sentence, expected);
     }
+}
+
+/// Another decoder inside, a multiplier that cannot be, and rows in an order that codes of quantized tensors are not brought into.
+#[test]
+fn what_is_not_understood_of_later_families_is_named() {
+    let inner = refusal("mistral3", |config| config["text_config"]["model_type"] = json!("ministral3"));
+    assert_names(&inner, &["`ministral3`", "text_config.model_type", "mistral"]);
+    let zero = refusal("granite", |config| config["logits_scaling"] = json!(0.0));
+    assert_names(&zero, &["`logits_scaling`", "0"]);
+    let quantized =
+        json!({"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": true, "version": "gemm"});
+    let order = refusal("ernie4_5", |config| config["quantization_config"] = quantized.clone());
+    assert_names(&order, &["ernie4_5", "quantization_config", "GGUF"]);
+}
+
+#[test]
+fn multipliers_are_one_when_absent() {
+    let config =
+        changed("granite", json!({"embedding_multiplier": 1.0, "residual_multiplier": 1.0})).unwrap();
+    assert_eq!((config.embedding_scale, config.residual_scale), (None, 1.0));
+    let plain = changed("llama3", json!({"embedding_multiplier": 3.0, "logits_scaling": 2.0})).unwrap();
+    assert_eq!((plain.embedding_scale, plain.logit_divisor), (None, 1.0));
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::observability::kv_events;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::usage::Meters;
+use crate::observability::why::Why;
 use crate::response_store::ResponseStore;
 use crate::tenancy::Tenancy;
 
@@ -79,6 +80,7 @@ impl State {
         let observability = Arc::new(Observability {
             metrics: Metrics::new(&served.engine, events, served.name(), by_tenant),
             meters,
+            why: Why::new(served.engine.clone(), config.why.clone()),
             kv_events,
             audit: config.audit_file.as_deref().map(Audit::open).transpose()?,
             started_s: folio_api::unix_s(),
@@ -120,6 +122,7 @@ impl State {
         let gone = self.tenancy.leave();
         if !gone.is_empty() {
             self.observability.meters.forget(&gone);
+            self.observability.why.forget(&gone);
             self.inputs.forget(&gone);
         }
         // Also of tenants that left before: what they had cached was evicted since.

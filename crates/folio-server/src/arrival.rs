@@ -29,10 +29,10 @@ use crate::observability::Observability;
 use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
 use crate::tenancy::answering::Answered;
-use crate::tenancy::gate::{Brings, Entry, Gate};
+use crate::tenancy::gate::{Entry, Gate, Payload};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
-use crate::tenancy::unread::Held;
+use crate::tenancy::unread::HeldBytes;
 
 const REQUEST_ID: &str = "x-request-id";
 /// Refused while draining.
@@ -186,9 +186,9 @@ async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<
     }
     request.extensions_mut().insert(tenant.gate.clone());
     let brings = match (generating, request.method()) {
-        (true, &Method::POST) => Brings::Prompts,
-        (false, &Method::POST) => Brings::Body,
-        _ => Brings::Nothing,
+        (true, &Method::POST) => Payload::Prompts,
+        (false, &Method::POST) => Payload::Body,
+        _ => Payload::Nothing,
     };
     let entry = tenant.gate.enter(brings, Instant::now())?;
     let answered = load.answering.begin(&tenant.gate).inspect_err(|_| entry.give_back())?;
@@ -249,24 +249,24 @@ pub struct Arrival {
     /// Of a request that came by itself.
     entry: Option<Arc<Entry>>,
     /// What its body takes.
-    _held: Option<Arc<Held>>,
+    _held: Option<Arc<HeldBytes>>,
     pub at: Instant,
     /// What the safety callout put in the place of its prompts.
     pub replaced: Vec<Option<Replacement>>,
     /// Bytes of what it names of what is kept here.
-    pub named: Arc<Named>,
+    pub named: Arc<KeptReads>,
 }
 
 /// What a request's preparation reads of what is kept here, in bytes: as much as its turn is for, and what it wants beyond.
 #[derive(Debug, Default)]
-pub(crate) struct Named {
+pub(crate) struct KeptReads {
     may: usize,
     most: usize,
     reads: AtomicUsize,
     short: AtomicBool,
 }
 
-impl Named {
+impl KeptReads {
     /// `most`: of any request.
     pub fn new(may: usize, most: usize) -> Self {
         Self { may, most, ..Self::default() }
@@ -326,7 +326,7 @@ pub struct JsonRequest {
     pub tenant: Tenant,
     pub id: String,
     pub body: Bytes,
-    pub(crate) held: Held,
+    pub(crate) held: HeldBytes,
     pub(crate) entry: Arc<Entry>,
 }
 

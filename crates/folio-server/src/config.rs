@@ -12,6 +12,7 @@ use folio_events::Source;
 use crate::batch::config::BatchConfig;
 use crate::error::ServerError;
 use crate::http::tls::TlsFiles;
+use crate::observability::why::WhyConfig;
 use crate::safety::Safety;
 use crate::tenancy::declared::Declared;
 use crate::tenancy::keyring::Keyring;
@@ -44,6 +45,8 @@ pub struct ServerConfig {
     pub keyring: Keyring,
     /// Series per tenant on `/metrics`, with their names.
     pub tenant_metrics: bool,
+    /// What `/v1/why` is told by whoever runs this.
+    pub why: WhyConfig,
     /// Fields of requests that may be passed over.
     pub hints: HintPolicy,
     /// What is let in and out.
@@ -92,6 +95,7 @@ impl Default for ServerConfig {
             tls: None,
             keyring: Keyring::default(),
             tenant_metrics: false,
+            why: WhyConfig::default(),
             hints: HintPolicy::default(),
             safety: Safety::default(),
             limits: Limits::default(),

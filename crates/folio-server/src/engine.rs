@@ -49,6 +49,10 @@ pub trait Engine: Send + Sync + 'static {
     fn now(&self) -> Micros;
     /// Most choices of one request.
     fn choices_max(&self) -> u32;
+    /// Most sequences and tokens of a step.
+    fn step_limits(&self) -> (u32, u32) {
+        (1, 1)
+    }
     fn drain(&self);
     fn stop(&self);
 }
@@ -132,6 +136,9 @@ impl Engine for EngineHandle {
     }
     fn choices_max(&self) -> u32 {
         self.config().max_choices
+    }
+    fn step_limits(&self) -> (u32, u32) {
+        (self.config().max_num_seqs, self.config().max_num_batched_tokens)
     }
     fn drain(&self) {
         self.drain();

@@ -20,6 +20,7 @@ use crate::endpoints::responses;
 use crate::endpoints::routing;
 use crate::endpoints::tokenize;
 use crate::endpoints::usage;
+use crate::endpoints::why;
 use crate::generation::Generator;
 use crate::generation::screening::handle;
 use crate::http::Shared;
@@ -74,6 +75,7 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
         .route("/openapi.json", get(pages::openapi))
         .route("/v1/usage", get(usage::usage))
         .route("/v1/usage/records", get(records::own))
+        .route("/v1/why", get(why::own))
         .fallback(pages::not_found)
         .method_not_allowed_fallback(pages::method_not_allowed)
         .layer(from_fn_with_state(state.clone(), around))
@@ -90,6 +92,7 @@ pub(crate) fn admin(state: &app::State) -> Router {
         .route("/metrics", get(pages::all_metrics))
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/v1/usage/records", get(records::all))
+        .route("/v1/why", get(why::all))
         .route("/kv_events", get(kv_events::show))
         .route("/kv_events/blocks", get(kv_events::blocks))
         .route("/kv_events/republish", post(kv_events::republish))

@@ -26,11 +26,12 @@ use crate::endpoints::batches;
 use crate::engine::App;
 use crate::error::ServerError;
 use crate::http::Peer;
-use crate::http::connections::{Connections, Patient, Place};
+use crate::http::connections::{ConnectionPlace, Connections, Patient};
 use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;
 use crate::observability::usage::SAVED_EVERY;
+use crate::observability::why::SAMPLED_EVERY;
 use crate::routes;
 use crate::threads::{FILES, LOOKUPS, SINGLE};
 
@@ -111,6 +112,7 @@ impl Server {
             tokio::spawn(look_at_files(Arc::downgrade(tls)));
         }
         let lag = tokio::spawn(measure_lag(self.state.observability.clone()));
+        let samples = tokio::spawn(sample(self.state.observability.clone()));
         self.resume_batches();
         let (serving, operators) = (self.router(), self.admin_router());
         let accept = async {
@@ -142,6 +144,7 @@ impl Server {
             _ = signals.recv() => {}
         }
         lag.abort();
+        samples.abort();
         state.served.engine.stop();
         self.save_usage();
     }
@@ -178,7 +181,7 @@ impl Server {
         &self,
         socket: TcpStream,
         peer: Peer,
-        place: Place,
+        place: ConnectionPlace,
         router: &Router,
         graceful: &GracefulShutdown,
     ) {
@@ -222,7 +225,7 @@ impl Server {
 /// What answers on one connection.
 struct Service {
     peer: Peer,
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     router: Router,
 }
 
@@ -255,6 +258,16 @@ async fn measure_lag(observability: Arc<Observability>) {
         let wanted = tokio::time::Instant::now() + LAG_EVERY;
         tokio::time::sleep_until(wanted).await;
         observability.metrics.lag(tokio::time::Instant::now().saturating_duration_since(wanted));
+    }
+}
+
+/// Has the last minutes at hand, for whoever asks why.
+async fn sample(observability: Arc<Observability>) {
+    let mut every = tokio::time::interval(SAMPLED_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        observability.why.sample();
     }
 }
 

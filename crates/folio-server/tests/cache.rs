@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::{Client, Reply, app, facts, reply};
 use folio_engine::{
-    Clock, EngineHandle, LoadOrder, Report, ReportSink, SchedulerConfig, StoreOrder, Tier, TierStats,
+    Clock, EngineHandle, EventFeed, LoadOrder, Report, ReportSink, SchedulerConfig, StoreOrder, Tier,
+    TierStats,
 };
 use folio_kv::BlockHashes;
 use folio_server::ServerConfig;
@@ -58,7 +59,7 @@ impl Shelf {
 }
 
 impl Tier for Shelf {
-    fn start(&self, reports: ReportSink, _: Arc<dyn Clock>) {
+    fn start(&self, reports: ReportSink, _: Arc<dyn Clock>, _: Option<&Arc<EventFeed>>) {
         assert!(self.reports.set(reports).is_ok());
     }
 

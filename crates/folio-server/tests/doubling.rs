@@ -1,5 +1,6 @@
-//! Nothing that a stranger sends may cost more than in proportion to its length. Every route and every parser gets hostile input
-//! of one size and of twice the size; the work, counted and not timed, grows by no more than [`MOST`].
+//! Nothing that a stranger sends may cost more than in proportion to its length, and nothing that is kept more than in proportion to its
+//! number. Every route, parser and writer gets hostile input of one size and of twice the size; the work, counted and not timed, grows by
+//! no more than [`MOST`]. Grammars are compiled on threads of their own: `grammars`.
 //!
 //! Counted are the steps that readers add up themselves ([`folio_text::work`]: bytes looked at or moved, names compared) and, by the
 //! allocator, every byte that is made room for, in our code and in that of others. A path that compares or copies what is before it
@@ -14,10 +15,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use common::{FakeEngine, Reply, reply, tool_app};
-use folio_server::{Limits, Server, ServerConfig};
+use folio_server::{HintPolicy, Limits, Server, ServerConfig};
 use folio_text::{
-    DetokenizeOptions, Detokenizer, Grammars, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
-    SegmentKey, StopMatcher, Syntax, TOOL_FORMATS, TokenCache, Tokenizer, ToolFormat, work,
+    DetokenizeOptions, Detokenizer, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
+    SegmentKey, StopMatcher, TOOL_FORMATS, TokenCache, Tokenizer, ToolFormat, work,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -91,6 +92,7 @@ fn doubles_by(what: &str, size: usize, so_far: impl Fn() -> [u64; 2], run: impl 
 
 /// A server whose text work runs on one thread beside this one, so that both can be counted.
 struct Served {
+    engine: Arc<FakeEngine>,
     router: axum::Router,
     runtime: tokio::runtime::Runtime,
 }
@@ -103,11 +105,12 @@ impl Served {
     fn with(config: ServerConfig) -> Self {
         let limits = Limits { body_bytes: 64 << 20, ..Limits::default() };
         // A prompt may be as long as it likes: it is its reading that is looked at.
-        let app = tool_app(FakeEngine::saying("ok"), 1 << 22);
+        let engine = FakeEngine::saying("ok");
+        let app = tool_app(engine.clone(), 1 << 22);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(600));
         let router = Server::new(ServerConfig { limits, ..config }, app).unwrap().router();
-        Self { router, runtime: runtime.build().unwrap() }
+        Self { engine, router, runtime: runtime.build().unwrap() }
     }
 
     /// Of the event loop and of the text thread.
@@ -304,13 +307,219 @@ fn every_route_reads_every_flood_in_proportion() {
 #[test]
 fn forms_are_read_in_proportion() {
     let server = Served::new();
-    let part = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
-    for (what, filling) in [("almost the boundary", "\r\n--"), ("lines", "{}\n"), ("quotes", "\"\\")] {
-        server.doubles(&format!("/v1/files {what}"), 20_000, |n| {
-            let body = format!("{part}{}\r\n--b--\r\n", filling.repeat(n));
-            server.ask("/v1/files", "multipart/form-data; boundary=b", &body);
+    let send = |what: &str, n: usize, form: &dyn Fn(usize) -> String| {
+        server.doubles(&format!("/v1/files {what}"), n, |n| {
+            server.ask("/v1/files", "multipart/form-data; boundary=b", &form(n));
         });
+    };
+    let named =
+        |name: &str| format!("--b\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"f\"");
+    for (what, filling) in [("almost the boundary", "\r\n--"), ("lines", "{}\n"), ("quotes", "\"\\")] {
+        send(what, 20_000, &|n| format!("{}\r\n\r\n{}\r\n--b--\r\n", named("file"), filling.repeat(n)));
     }
+    send("before the first part", 20_000, &|n| format!("{}\r\n--b--\r\n", "\r\n-".repeat(n)));
+    for part in ["purpose", "file", "expires_after[anchor]", "x"] {
+        let parts = |n: usize| format!("{}\r\n\r\nbatch\r\n", named(part)).repeat(n) + "--b--\r\n";
+        send(&format!("parts {part}"), 2000, &parts);
+    }
+    send("headers of a part", 2000, &|n| {
+        format!("{}\r\n{}\r\nx\r\n--b--\r\n", named("file"), "x-y: z\r\n".repeat(n))
+    });
+    send("a long header of a part", 20_000, &|n| {
+        format!("{}; {}\r\n\r\nx\r\n--b--\r\n", named("file"), "a=\"\\\";".repeat(n))
+    });
+    send("a name", 20_000, &|n| format!("{}\r\n\r\nx\r\n--b--\r\n", named(&"n".repeat(n))));
+    server.doubles("/v1/files a boundary", 2000, |n| {
+        let boundary = "b".repeat(n);
+        let kind = format!("multipart/form-data; boundary={boundary}");
+        server.ask("/v1/files", &kind, &format!("--{boundary}\r\n\r\nx\r\n--{boundary}--\r\n"));
+    });
+}
+
+/// Fields that nobody knows, where the operator lets them pass and where not: looked up in tables, and held against every known name.
+#[test]
+fn fields_that_nobody_knows_are_looked_up_in_proportion() {
+    let message = |more: Value| common::merged(json!({"role": "user", "content": "a"}), more);
+    let floods: [Flood; 5] = [
+        ("a long name", |n| json!({"x".repeat(n): 1})),
+        ("names almost known", |n| (0..n).map(|at| (format!("max_tokens_{at}"), json!(1))).collect()),
+        (
+            "a hint with much in it",
+            |n| json!({"client_metadata": names(n), "metadata": names(n), "verbosity": list(n, json!(1))}),
+        ),
+        (
+            "values of a hint",
+            |n| json!({"include": list(n, json!("reasoning.encrypted_content")), "input": "a"}),
+        ),
+        (
+            "betas",
+            |n| json!({"betas": list(n, json!("b")), "context_management": {"edits": list(n, json!({}))}}),
+        ),
+    ];
+    let accepted = vec!["messages[].mood".to_owned(), "input[].mood".to_owned()];
+    for (said, hints) in [
+        ("refused", HintPolicy::default()),
+        ("warned", HintPolicy::new(Vec::new(), true).unwrap()),
+        ("accepted", HintPolicy::new(accepted, true).unwrap()),
+    ] {
+        let server = Served::with(ServerConfig { hints, ..Default::default() });
+        for path in ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"] {
+            let ask = |n: usize, flood: &dyn Fn(usize) -> Value| {
+                let base = json!({"max_tokens": 1, "messages": [message(json!({}))]});
+                assert_ne!(
+                    server.ask(path, "application/json", &common::merged(base, flood(n)).to_string()),
+                    500
+                );
+            };
+            for (what, flood) in floods {
+                server.doubles(&format!("{path} {said} {what}"), 3000, |n| ask(n, &flood));
+            }
+            let moody = |n: usize| {
+                let list = list(n, message(json!({"mood": 1})));
+                json!({"messages": list, "input": list})
+            };
+            server.doubles(&format!("{path} {said} in each message"), 500, |n| ask(n, &moody));
+        }
+    }
+}
+
+/// What a model says, told by every API, in a stream and whole.
+#[test]
+fn answers_are_written_in_proportion() {
+    let says: [(&str, fn(usize) -> String); 6] = [
+        ("text", |n| "word \n".repeat(n)),
+        ("escapes", |n| "\u{1}\"\\".repeat(2 * n)),
+        ("thoughts", |n| format!("<think>{}</think>ok", "so ".repeat(2 * n))),
+        ("one call", |n| {
+            format!(
+                "<tool_call>\n{{\"name\": \"f0\", \"arguments\": {{\"a\": \"{}\"}}}}\n</tool_call>",
+                "x ".repeat(3 * n)
+            )
+        }),
+        ("calls", |n| {
+            "<tool_call>\n{\"name\": \"f0\", \"arguments\": {\"a\": 1}}\n</tool_call>\n".repeat(n / 8)
+        }),
+        ("thoughts again and again", |n| "<think>a</think>b".repeat(n / 3)),
+    ];
+    let server = Served::new();
+    let ask = |path: &str, n: usize, body: &Value, say: fn(usize) -> String| {
+        server.engine.plan(|plan| plan.say = say(n).into());
+        let reply = server.reply("POST", path, "application/json", &body.to_string());
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        server.engine.requests.lock().unwrap().clear();
+    };
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let many = 1 << 20;
+    for (what, say) in says {
+        for stream in [false, true] {
+            let responses = json!({"type": "function", "name": "f0", "parameters": {"type": "object"}});
+            for (path, body) in [
+                ("/v1/completions", json!({"prompt": "hi", "max_tokens": many, "logprobs": 2})),
+                (
+                    "/v1/chat/completions",
+                    json!({"messages": messages, "max_tokens": many, "tools": [tool(0)]}),
+                ),
+                (
+                    "/v1/chat/completions",
+                    json!({"messages": messages, "max_tokens": many, "n": 3, "logprobs": true, "stop": ["never said", "\n\n"]}),
+                ),
+                ("/v1/responses", json!({"input": "hi", "max_output_tokens": many, "tools": [responses]})),
+                (
+                    "/v1/responses",
+                    json!({"input": "hi", "max_output_tokens": many, "background": stream, "store": true}),
+                ),
+                (
+                    "/v1/messages",
+                    json!({"messages": messages, "max_tokens": many, "tools": [{"name": "f0", "input_schema": {"type": "object"}}]}),
+                ),
+            ] {
+                let body = common::merged(body, json!({"stream": stream}));
+                server.doubles(&format!("{path} {what} stream {stream}"), 400, |n| ask(path, n, &body, say));
+            }
+        }
+    }
+}
+
+/// What is shown of what a tenant has is in proportion to what it has.
+#[test]
+fn what_is_kept_is_shown_in_proportion() {
+    const KEPT: usize = 64;
+    const SIZES: [usize; 3] = [KEPT / 2, KEPT, 2 * KEPT];
+    let holding = |fill: &dyn Fn(&Served, usize) -> String| {
+        SIZES.map(|size| {
+            let server = Served::new();
+            let path = fill(&server, size);
+            (size, server, path)
+        })
+    };
+    let shown = |what: &str, paths: &[&str], fill: &dyn Fn(&Served, usize) -> String| {
+        let servers = holding(fill);
+        for path in paths {
+            let so_far = || {
+                let all = servers.iter().map(|(_, server, _)| server.so_far());
+                // Each count has this thread's own in it.
+                let [steps, bytes] = here();
+                all.fold([steps, bytes], |sum, one| [sum[0] + one[0] - steps, sum[1] + one[1] - bytes])
+            };
+            doubles_by(&format!("GET {path} {what}"), KEPT, so_far, |n| {
+                let (_, server, id) = servers.iter().find(|(size, ..)| *size == n).unwrap();
+                let reply = server.reply("GET", &path.replace("{id}", id), "", "");
+                assert_eq!(reply.status, 200, "{path}: {}", reply.text);
+            });
+        }
+    };
+    let everything =
+        ["/v1/files", "/v1/files?limit=10", "/v1/usage", "/metrics", "/v1/models", "/v1/cache/keys"];
+    shown("files", &everything, &|server, n| {
+        (0..n).for_each(|_| drop(server.upload(1)));
+        String::new()
+    });
+    shown("batches", &["/v1/batches", "/v1/batches?limit=100", "/v1/files", "/metrics"], &|server, n| {
+        let file = server.upload(1);
+        (0..n).for_each(|_| server.run_batch(&file, 1));
+        String::new()
+    });
+    let respond = |server: &Served, body: &Value| {
+        let reply = server.reply("POST", "/v1/responses", "application/json", &body.to_string());
+        let at = reply.text.find("resp_").unwrap_or_else(|| panic!("{}", reply.text));
+        reply.text[at..at + 37].to_owned()
+    };
+    shown(
+        "responses",
+        &["/v1/responses/{id}", "/v1/responses/{id}/input_items", "/metrics"],
+        &|server, n| (0..n).map(|_| respond(server, &json!({"input": "hi"}))).last().unwrap(),
+    );
+    let paths = [
+        "/v1/responses/{id}",
+        "/v1/responses/{id}/input_items?limit=100",
+        "/v1/responses/{id}?stream=true",
+        "/v1/responses/{id}?stream=true&starting_after=5",
+    ];
+    shown("items and events", &paths, &|server, n| {
+        server.engine.plan(|plan| plan.say = "word ".repeat(n).into());
+        let item = json!({"type": "message", "role": "user", "content": "a"});
+        respond(
+            server,
+            &json!({"input": list(n, item), "background": true, "stream": true, "max_output_tokens": 1 << 20}),
+        )
+    });
+    // A conversation of so many turns goes on.
+    let servers = holding(&|server, n| {
+        (0..n).fold(String::new(), |before, _| {
+            let more = if before.is_empty() { json!({}) } else { json!({"previous_response_id": before}) };
+            respond(server, &common::merged(json!({"input": "hi"}), more))
+        })
+    });
+    let so_far = || {
+        servers.iter().fold([0, 0], |sum, (_, server, _)| {
+            let one = server.so_far();
+            [sum[0] + one[0], sum[1] + one[1]]
+        })
+    };
+    doubles_by("POST /v1/responses turns before it", KEPT, so_far, |n| {
+        let (_, server, id) = servers.iter().find(|(size, ..)| *size == n).unwrap();
+        respond(server, &json!({"input": "on", "previous_response_id": id}));
+    });
 }
 
 #[test]
@@ -508,28 +717,4 @@ fn kept_texts_are_looked_up_in_proportion() {
             });
         }
     }
-}
-
-#[test]
-fn grammars_are_compiled_in_proportion_or_refused() {
-    let tokenizer = common::tokenizer();
-    let grammars = Grammars::new(&tokenizer, &[common::EOS]).unwrap();
-    let object = |n: usize| {
-        let properties: serde_json::Map<String, Value> =
-            (0..n).map(|at| (format!("p{at:04}"), json!({"type": "string"}))).collect();
-        Syntax::Json {
-            schema: json!({"type": "object", "properties": properties}),
-            whitespace: Default::default(),
-        }
-    };
-    doubles("grammar: properties", 100, |n| drop(grammars.compile(&object(n))));
-    doubles("grammar: choices", 100, |n| {
-        drop(grammars.compile(&Syntax::Choice((0..n).map(|at| format!("choice {at:04}")).collect())));
-    });
-    doubles("grammar: a regular expression", 100, |n| {
-        drop(grammars.compile(&Syntax::Regex("(ab|cd)".repeat(n))));
-    });
-    doubles("grammar: nested repetitions", 100, |n| {
-        drop(grammars.compile(&Syntax::Regex(format!("{}a{}", "(".repeat(n), ")*".repeat(n)))));
-    });
 }

@@ -1,5 +1,5 @@
-//! Load that is held: ten thousand connections that say nothing, and a thousand streams that are read, from a client in a process of
-//! its own. Memory is counted by the allocator, of this process alone; no time is looked at.
+//! Load that is held: ten thousand connections that say nothing, and a thousand streams that are read beside them, from clients in processes
+//! of their own. Memory is counted by the allocator, of this process alone; no time is looked at.
 
 mod common;
 
@@ -47,6 +47,8 @@ const CONNECTIONS: usize = 10_000;
 const STREAMS: usize = 1_000;
 /// Of an idle connection: its socket, its buffers, hyper's and ours.
 const BYTES_PER_CONNECTION: i64 = 24 << 10;
+/// Of a stream that is read: its connection, its request and its answer so far.
+const BYTES_PER_STREAM: i64 = 64 << 10;
 
 const ADDRESS: &str = "FOLIO_LOAD_ADDRESS";
 const KIND: &str = "FOLIO_LOAD_KIND";
@@ -190,59 +192,61 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     panic!("{what}");
 }
 
-/// One after the other: they count what the whole process holds.
+/// Idle connections first, and the streams beside them.
 #[test]
-fn connections_and_streams_are_held_in_flat_memory() {
+fn connections_and_streams_are_held_together_in_flat_memory() {
     assert!(
-        files(CONNECTIONS),
-        "this system lets a process have fewer than {CONNECTIONS} files; raise its limit"
+        files(CONNECTIONS + STREAMS),
+        "this system lets a process have fewer than {} files; raise its limit",
+        CONNECTIONS + STREAMS
     );
-    let (address, _engine, _signals) = served();
-    let mut client = Client::start(address, "idle");
-    let held = |client: &mut Client, count: usize| {
+    let (address, engine, _signals) = served();
+    let mut idle = Client::start(address, "idle");
+    let open = |client: &mut Client, count: usize| {
         client.tell(count);
         client.hear(&format!("done {count}"));
         until("all are accepted", || connections(address) == count + 1);
         LIVE.load(Relaxed)
     };
-    let before = held(&mut client, 100);
-    let after = held(&mut client, CONNECTIONS);
-    let each = (after - before) / (CONNECTIONS - 100) as i64;
+    let before = open(&mut idle, 100);
+    let held = open(&mut idle, CONNECTIONS);
+    let each = (held - before) / (CONNECTIONS - 100) as i64;
     println!("{CONNECTIONS} idle connections: {each} bytes each");
     assert!(each <= BYTES_PER_CONNECTION, "{each} bytes for an idle connection");
-    assert!(get(address, "/health").starts_with("HTTP/1.1 200"), "and others are served");
-    drop(client);
-    until("they are given up", || connections(address) == 1);
-    streams_are_held();
-}
 
-fn streams_are_held() {
-    let (address, engine, _signals) = served();
-    let mut client = Client::start(address, "streams");
-    client.tell(STREAMS);
-    client.hear(&format!("done {STREAMS}"));
+    let mut streams = Client::start(address, "streams");
+    streams.tell(STREAMS);
+    streams.hear(&format!("done {STREAMS}"));
     until("all run", || engine.live() == STREAMS);
+    assert_eq!(connections(address), CONNECTIONS + STREAMS + 1, "none gave way");
+    let in_flight = |bytes: usize| {
+        let line = format!("folio:in_flight_bytes{{model_name=\"test-model\"}} {bytes}\n");
+        get(address, "/metrics").contains(&line)
+    };
     let step = |count: usize| {
         for _ in 0..count {
             engine.step();
-            // Until everything was read.
-            until("all is read", || {
-                get(address, "/metrics").contains("folio:in_flight_bytes{model_name=\"test-model\"} 8000")
-            });
+            until("all is read", || in_flight(STREAMS * 8));
         }
         LIVE.load(Relaxed)
     };
     // By then every queue has had each of its parts.
     let early = step(70);
     let late = step(100);
-    let grown = (late - early) / STREAMS as i64;
-    println!("{STREAMS} open streams: {grown} bytes more each after 100 tokens more");
-    assert!(grown < 512, "{grown} bytes of a stream that is read");
+    let (stream, grown) = ((early - held) / STREAMS as i64, (late - early) / STREAMS as i64);
+    println!("{STREAMS} open streams beside them: {stream} bytes each, {grown} more after 100 tokens more");
+    assert!(stream <= BYTES_PER_STREAM, "{stream} bytes for an open stream");
+    assert!(grown < 512, "{grown} bytes more of a stream that is read");
+    assert!(get(address, "/health").starts_with("HTTP/1.1 200"), "and others are served");
     while engine.live() > 0 {
         engine.step();
     }
-    client.hear("read");
-    until("nothing is held", || {
-        get(address, "/metrics").contains("folio:in_flight_bytes{model_name=\"test-model\"} 0")
-    });
+    streams.hear("read");
+    until("nothing is held of the streams", || in_flight(0) && connections(address) == CONNECTIONS + 1);
+    let after = LIVE.load(Relaxed);
+    let left = (after - held) / STREAMS as i64;
+    println!("{left} bytes left of each stream that ended");
+    assert!(left < 1024, "{left} bytes left of a stream that ended");
+    drop(idle);
+    until("they are given up", || connections(address) == 1);
 }

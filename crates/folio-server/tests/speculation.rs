@@ -4,7 +4,7 @@ mod common;
 
 use common::{Client, FakeEngine, app};
 use folio_engine::Drafter;
-use folio_server::ServerConfig;
+use folio_server::{App, ModelFacts, ServerConfig};
 use serde_json::{Value, json};
 
 fn predicted(text: &str) -> Value {
@@ -54,6 +54,19 @@ async fn usage_says_what_came_of_it() {
     let drafted = Client::with(config, app(FakeEngine::saying("ok")));
     assert_eq!(usage(drafted.chat(json!({})).await.json()), Value::Null, "it was not the request that asked");
     assert_ne!(usage(drafted.chat(json!({"speculative.n_max": 2})).await.json()), Value::Null);
+    let whole = drafted.chat(json!({"speculative.n_max": 2})).await.json();
+    let figures = json!({"method": "suffix", "num_spec_steps": 2, "num_draft_tokens": 4, "num_accepted_draft_tokens": 2,
+        "draft_acceptance_rate": 0.5, "mean_acceptance_length": 2.0});
+    assert_eq!(whole["metrics"], json!({"speculative_decoding": figures}));
+    let whole = drafted.complete(json!({"speculative.n_max": 2})).await.json();
+    assert_eq!(whole["metrics"]["speculative_decoding"], figures, "{whole}");
+    assert!(
+        drafted.chat(json!({})).await.json().get("metrics").is_none(),
+        "it was not the request that asked"
+    );
+    let streamed = json!({"speculative.n_max": 2, "stream": true, "stream_options": {"include_usage": true}});
+    let streamed = drafted.chat(streamed).await.text;
+    assert_eq!(streamed.matches("\"speculative_decoding\"").count(), 1, "in the last chunk: {streamed}");
     let two = json!({"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 4});
     assert_eq!(usage(client.chat(json!({"prediction": predicted("ok"), "n": 2})).await.json()), two);
 }
@@ -81,6 +94,29 @@ async fn what_is_no_prediction_is_refused_by_name() {
         assert_eq!(reply.status, 400, "{}", reply.text);
         assert_eq!(reply.json()["error"]["param"], name, "{}", reply.text);
     }
+    let reply = client.chat(json!({"prediction": predicted(&"a".repeat(300))})).await;
+    assert!(
+        reply.text.contains("300 tokens") && reply.text.contains("context length is 256"),
+        "{}",
+        reply.text
+    );
+    let reply = client.chat(json!({"speculative.n_max": 17})).await;
+    assert!(reply.text.contains("17 is not between 0 and 16"), "{}", reply.text);
+    let small =
+        App { model: ModelFacts { context_length: 12, ..common::facts() }, ..app(FakeEngine::saying("ok")) };
+    let small = Client::with(ServerConfig::default(), small);
+    let reply = small.complete(json!({"prompt": "a", "max_tokens": 2, "speculative.n_max": 13})).await;
+    assert_eq!(
+        (reply.status.as_u16(), &reply.error()["param"]),
+        (400, &json!("speculative.n_max")),
+        "{}",
+        reply.text
+    );
+    assert!(reply.text.contains("is 13") && reply.text.contains("context length is 12"), "{}", reply.text);
+    assert_eq!(
+        small.complete(json!({"prompt": "a", "max_tokens": 2, "speculative.n_max": 12})).await.status,
+        200
+    );
     for most in [json!(17), json!(-1), json!("4"), json!(1.5)] {
         let reply = client.chat(json!({"speculative.n_max": most})).await;
         assert_eq!(reply.json()["error"]["param"], "speculative.n_max", "{}", reply.text);

@@ -498,6 +498,78 @@ async fn a_call_that_must_be_made_waits_for_the_reasoning() {
     }
 }
 
+/// The text of an answer's tokens, marks and all, and the answer.
+async fn told(client: &Client, ask: Value) -> (String, Value) {
+    let reply = client.chat(merged(ask, json!({"return_token_ids": true}))).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let choice = reply.json()["choices"][0].clone();
+    let ids = choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+    let bytes = ids.flat_map(|id| match id {
+        257 => b"<think>".to_vec(),
+        258 => b"</think>".to_vec(),
+        id => vec![id as u8],
+    });
+    (String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned(), choice)
+}
+
+/// In every format: also where a call's arguments have no grammar, and where calls count at the start of an answer alone.
+#[tokio::test]
+async fn calls_of_every_format_that_must_be_made_wait_for_the_reasoning() {
+    for format in TOOL_FORMATS.iter().filter(|format| !format.harmony) {
+        let parsers = Parsers { tools: Some(format), reasoning: ReasoningFormat::named("think") };
+        let app = App {
+            model: facts(),
+            parsers,
+            tokenizer: Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"])),
+            template: Some(Arc::new(tool_template())),
+            ..app(Arc::new(engine(128)))
+        };
+        let client = Client::with(ServerConfig::default(), app);
+        let named = json!({"type": "function", "function": {"name": "pay"}});
+        let ask = json!({"tools": [wait_tool(), pay(false)], "tool_choice": named, "max_tokens": 300, "temperature": 1, "seed": 7,
+            "thinking_token_budget": 6, "chat_template_kwargs": {"thinking": true}, "logit_bias": {"257": -100, "258": -100}});
+        let (text, choice) = told(&client, ask).await;
+        let (thought, answer) =
+            text.split_once("</think>").unwrap_or_else(|| panic!("{}: {text}", format.name));
+        assert!(!thought.is_empty() && choice["message"]["reasoning_content"].is_string(), "{choice}");
+        // Kimi numbers its calls.
+        let opening = format.opening(Some("pay"));
+        let opening = opening.split(":0").next().unwrap_or_default().trim_end();
+        let begins = answer.trim_start().starts_with(opening);
+        assert!(begins, "{}: {answer:?}", format.name);
+        if format.place().is_some() {
+            assert!(is_payment(&choice["message"]["tool_calls"][0]), "{}: {choice}", format.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn gpt_oss_thinks_before_a_call_that_must_be_made() {
+    let parsers =
+        Parsers { tools: ToolFormat::named("harmony"), reasoning: ReasoningFormat::named("harmony") };
+    let app = App {
+        model: facts(),
+        parsers,
+        tokenizer: Arc::new(tokenizer_with(["<|return|>", "<|channel|>", "<|message|>"])),
+        template: Some(Arc::new(tool_template())),
+        ..app(Arc::new(engine(128)))
+    };
+    let client = Client::with(ServerConfig::default(), app);
+    let ask = json!({"tools": [wait_tool(), pay(false)], "max_tokens": 300, "temperature": 1, "seed": 7, "thinking_token_budget": 6,
+        "logit_bias": {"257": -100, "258": -100}, "parallel_tool_calls": false});
+    for choice in [json!({"type": "function", "function": {"name": "pay"}}), json!("required")] {
+        let reply = client.chat(merged(ask.clone(), json!({"tool_choice": choice}))).await;
+        let answer = reply.json()["choices"][0].clone();
+        assert_eq!(answer["finish_reason"], "tool_calls", "{answer}");
+        assert!(
+            answer["message"]["reasoning_content"].as_str().is_some_and(|text| !text.is_empty()),
+            "{answer}"
+        );
+        let call = &answer["message"]["tool_calls"][0];
+        assert!(call["function"]["name"] == "wait" || is_payment(call), "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn reasoning_ends_with_its_budget() {
     let parsers = Parsers { tools: None, reasoning: ReasoningFormat::named("think") };

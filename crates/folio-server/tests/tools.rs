@@ -164,14 +164,20 @@ async fn a_call_that_must_be_made_is_begun_in_the_prompt_or_held_behind_the_reas
         message["tool_calls"][0]["function"],
         json!({"name": "get_weather", "arguments": "{\"city\": \"Oslo\"}"})
     );
-    // A model that thinks first writes the call itself, behind its reasoning; where calls have no grammar that is closed.
+    // A model that thinks first writes the call itself, behind its reasoning; where calls have no grammar, it is held to their beginning.
     let inside = json!({"chat_template_kwargs": {"thinking": true}});
     client.chat(merged(extra.clone(), inside.clone())).await;
     assert!(prompt(&engine).ends_with("[assistant]<think>\n"), "{}", prompt(&engine));
     assert!(engine.last().sampling.rules.is_some(), "and nothing else can be chosen");
     let ungrammatical = self::client(&engine, "qwen3_coder", "think");
-    ungrammatical.chat(merged(extra.clone(), inside)).await;
-    assert!(prompt(&engine).contains("<think>\n</think>\n\n<tool_call>"), "{}", prompt(&engine));
+    ungrammatical.chat(merged(extra.clone(), inside.clone())).await;
+    assert!(prompt(&engine).ends_with("[assistant]<think>\n"), "{}", prompt(&engine));
+    assert!(engine.last().sampling.rules.is_some(), "and nothing else can be chosen");
+    // What cannot be held is refused where it was to be strict.
+    let mut strict = tools();
+    strict[0]["function"]["strict"] = true.into();
+    let reply = ungrammatical.chat(merged(extra.clone(), json!({"tools": strict}))).await;
+    assert_eq!((reply.status.as_u16(), &reply.error()["param"]), (400, &json!("tools[0].function.strict")));
 
     engine.plan(|plan| plan.say = b"now\", \"arguments\": {}}\n</tool_call>".into());
     let (message, _) = both(&client, json!({"tools": tools(), "tool_choice": "required"})).await;
@@ -197,10 +203,21 @@ async fn gpt_oss_speaks_in_channels() {
     let (message, finish) = both(&client, json!({"tools": tools()})).await;
     assert_eq!((&message["reasoning_content"], finish), (&json!("Hm."), json!("tool_calls")));
     assert_eq!(message["tool_calls"][0]["function"], json!({"name": "now", "arguments": "{\"a\":1}"}));
-    // Whatever the model says in a call that was begun for it is its arguments.
-    engine.plan(|plan| plan.say = b"{\"a\":2}".into());
+    // A call that must be made comes behind the reasoning, which is begun for the model: behind the same token it could answer.
+    engine.plan(|plan| {
+        plan.say = b"Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{\"a\":2}"
+            .into()
+    });
     let named = json!({"type": "function", "function": {"name": "now"}});
-    let (message, _) = both(&client, json!({"tools": tools(), "tool_choice": named})).await;
+    let extra = json!({"tools": tools(), "tool_choice": named});
+    let (message, finish) = both(&client, extra.clone()).await;
+    assert!(prompt(&engine).ends_with("[assistant]<|channel|>analysis<|message|>"), "{}", prompt(&engine));
+    assert!(engine.last().sampling.rules.is_some(), "and nothing but the call can be chosen then");
+    assert_eq!((&message["reasoning_content"], finish), (&json!("Hm."), json!("tool_calls")));
+    assert_eq!(message["tool_calls"][0]["function"], json!({"name": "now", "arguments": "{\"a\":2}"}));
+    // Where nobody reads reasoning, whatever the model says in a call that was begun for it is its arguments.
+    engine.plan(|plan| plan.say = b"{\"a\":2}".into());
+    let (message, _) = both(&self::client(&engine, "harmony", ""), extra).await;
     assert_eq!(message["tool_calls"][0]["function"], json!({"name": "now", "arguments": "{\"a\":2}"}));
 }
 

@@ -248,6 +248,10 @@ impl Backend for SimBackend {
         computed
     }
 
+    fn sampled_logits(&self, row: u32) -> &[f32] {
+        self.logits.chunks_exact(self.vocab).nth(row as usize).unwrap_or_default()
+    }
+
     fn hidden(&self, row: u32) -> &[f32] {
         self.hidden.get(row as usize).map_or(&[], |row| row)
     }

@@ -28,7 +28,7 @@ pub mod trace;
 mod transfers;
 mod world;
 
-pub use backend::SimBackend;
+pub use backend::{FEATURES, SimBackend};
 pub use cost::CostModel;
 pub use head::HeadBackend;
 pub use machine::Machine;

@@ -238,7 +238,7 @@ impl Machine {
         self.scheduler = scheduler.with_overlap(self.driver.executor.depth(), self.driver.executor.lag());
         if let Some(tier) = &mut self.tier {
             tier.memory = memory;
-            self.scheduler = self.scheduler.with_tiers([1]).keeping_preempted_in(Some(TierId(0)));
+            self.scheduler = self.scheduler.with_tiers([1]).swapping_to(Some(TierId(0)));
         }
         self
     }

@@ -13,7 +13,7 @@ pub struct Report {
     pub tokens: u64,
     pub preemptions: u64,
     /// Of those, given to a tier to keep; what it kept as a whole, in part, and not at all; and blocks of all that which were loaded.
-    pub preemptions_kept: u64,
+    pub preemptions_swapped: u64,
     pub kept_whole: u64,
     pub kept_in_part: u64,
     pub not_kept: u64,
@@ -88,7 +88,7 @@ impl Report {
         let counters = scheduler.counters();
         self.tokens = counters.generation_tokens;
         self.preemptions = counters.preemptions;
-        self.preemptions_kept = counters.preemptions_kept;
+        self.preemptions_swapped = counters.preemptions_swapped;
         self.recomputed_tokens = counters.recomputed_tokens;
         self.cached_tokens = counters.cached_prompt_tokens;
         self.waits = counters.waits;
@@ -114,7 +114,7 @@ impl Report {
         self.requests += other.requests;
         self.tokens += other.tokens;
         self.preemptions += other.preemptions;
-        self.preemptions_kept += other.preemptions_kept;
+        self.preemptions_swapped += other.preemptions_swapped;
         self.kept_whole += other.kept_whole;
         self.kept_in_part += other.kept_in_part;
         self.not_kept += other.not_kept;

@@ -18,6 +18,7 @@ use folio_model::sampling::{Choice, Draw, Logprobs, Outcome, SampleRow};
 enum Wanted {
     Score { token: u32, top: u32 },
     Token(SampleSpec),
+    Logits,
 }
 
 /// See the module documentation.
@@ -71,10 +72,11 @@ impl Chooser {
         let Some((_, rows)) = self.begun.pop_front() else { return };
         self.chosen.clear();
         for (wanted, row) in rows.iter().zip(logits.chunks_exact(vocab)) {
-            let outcome = outcome(match wanted {
-                Wanted::Score { token, top } => self.sampler.score(row, *token, *top),
-                Wanted::Token(spec) => self.sampler.sample(row, spec),
-            });
+            let outcome = match wanted {
+                Wanted::Score { token, top } => outcome(self.sampler.score(row, *token, *top)),
+                Wanted::Token(spec) => outcome(self.sampler.sample(row, spec)),
+                Wanted::Logits => Outcome::Logits,
+            };
             self.chosen.push(if let Outcome::Token { id, .. } = outcome { id } else { 0 });
             outcomes.push(outcome);
         }
@@ -91,6 +93,7 @@ fn wanted(row: SampleRow<'_>) -> Wanted {
     match row.choice {
         Choice::Known(token) => Wanted::Score { token, top: row.logprobs.unwrap_or(0) },
         Choice::Draw(draw) => Wanted::Token(spec(&draw, row.logprobs)),
+        Choice::Logits => Wanted::Logits,
     }
 }
 

@@ -9,6 +9,7 @@ use folio_engine::{DRAFTS_MAX, Drafter, RulesRef, SchedulerConfig, Speculation};
 use folio_kv::{CacheConfig, GroupConfig, Identity, Layout, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
+use crate::machine::VOCAB;
 use crate::rng::Rng;
 use crate::rules::{HashRules, Late};
 
@@ -81,7 +82,7 @@ pub struct Scenario {
     /// The scheduler loads and stores by itself.
     pub has_tier: bool,
     /// The first tier keeps what preempted sequences computed.
-    pub keeps_preempted: bool,
+    pub swaps: bool,
     /// Events of the cache that may wait for their recorder.
     pub events_most: usize,
     /// Virtual time, for masks that are late.
@@ -110,6 +111,30 @@ pub fn root(tenant: TenantId) -> Root {
 pub fn request(id: u64, prompt: &[u32], max_tokens: u32) -> Request {
     let (tenant, sampling) = (TenantId(0), SamplingParams::greedy(max_tokens));
     Request::new(RequestId(id), tenant, root(tenant), prompt.into(), sampling)
+}
+
+/// A greedy request of tenant 0 for which `drafter` proposes at most `drafts` tokens in a step.
+pub fn drafted(id: u64, drafter: Drafter, prompt: &[u32], max_tokens: u32, drafts: u32) -> Request {
+    let speculation = Some(Speculation::new(drafter, drafts, prompt, &[]));
+    Request { speculation, ..request(id, prompt, max_tokens) }
+}
+
+/// Tokens of a [`Machine`](crate::Machine)'s vocabulary, others for each `kind`.
+pub fn text(kind: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % VOCAB).collect()
+}
+
+/// Limits of a [`Machine`](crate::Machine): few places, small steps, and nothing held back.
+pub fn small() -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        max_prefill_tokens_while_decoding: 16,
+        max_model_len: 1024,
+        watermark_permille: 0,
+        headroom_tokens: 0,
+        ..SchedulerConfig::default()
+    }
 }
 
 impl Scenario {
@@ -189,7 +214,7 @@ impl Scenario {
             leases_one_in: *beside.pick(&[0, 2, 8, 30]),
             loads_one_in: *beside.pick(&[0, 0, 3, 10, 40]),
             has_tier: beside.one_in(2),
-            keeps_preempted: !Rng::new(seed ^ 0x50a9).one_in(3),
+            swaps: !Rng::new(seed ^ 0x50a9).one_in(3),
             events_most: *beside.pick(&[100_000, 100_000, 100_000, 12]),
             clock,
             drafter,

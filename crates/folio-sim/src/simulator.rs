@@ -65,7 +65,7 @@ impl Simulator {
         cache.set_pin_limits(scenario.pins);
         let mirror = Mirror::new(&mut cache, scenario.events_most);
         let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
-        let (seed, keeps) = (scenario.seed, scenario.keeps_preempted);
+        let (seed, keeps) = (scenario.seed, scenario.swaps);
         let has_tier = scenario.has_tier || keeps;
         let world = World::new(scenario, &cache);
         let scheduler = scheduler
@@ -73,7 +73,7 @@ impl Simulator {
             .with_drafter(world.executor.drafter());
         Self {
             scheduler: if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler }
-                .keeping_preempted_in(keeps.then_some(TierId(0))),
+                .swapping_to(keeps.then_some(TierId(0))),
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
             drafters: Drafters::default(),

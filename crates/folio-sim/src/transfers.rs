@@ -223,8 +223,6 @@ impl Transfers {
                 false => self.load_for_sequence(around),
             }
         }
-        // Whoever shares blocks of a window keeps them from being free when they are left behind.
-        around.scheduler.update_reservations(around.cache);
         let late = self.transfers.iter().any(|transfer| self.is_late(transfer, around.scheduler));
         around.report.wanted_late_slots += u64::from(late && around.scheduler.contended());
         self.check(around.scheduler)
@@ -441,7 +439,10 @@ impl Transfers {
             | TransferOrder::Store(StoreOrder { root, contents, .. }) => (root, contents),
         };
         let blocks = blocks_of(root, contents, streams, (cache, &self.groups));
-        let mut blocks = blocks.ok_or_else(|| format!("{order:?}: nobody's content"))?;
+        let (tokens, mut blocks) = blocks.ok_or_else(|| format!("{order:?}: nobody's content"))?;
+        if let TransferOrder::Store(store) = &order {
+            check_lineage(store, &tokens, cache.config().block_tokens)?;
+        }
         match order {
             TransferOrder::Load(LoadOrder { ticket, root, .. }) => {
                 let verified = !self.rng.one_in(5);
@@ -551,13 +552,33 @@ fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
     contents[end - block_cells(config)..end].to_vec()
 }
 
-/// Blocks that an order is about, and what they hold, or will: of what one of the clients asks or is told.
+/// With each block of group 0 the block before it is kept, and its tokens.
+fn check_lineage(order: &StoreOrder, tokens: &[u32], size: u32) -> Result<(), String> {
+    let declared = order.root.declared_blocks() > 0;
+    let hashes = BlockHashes::new(&order.root, tokens, size);
+    for (at, content) in order.contents.iter().enumerate() {
+        let expected = match content.group {
+            0 => {
+                let parent = content.index.checked_sub(1).and_then(|before| hashes.get(declared, before));
+                let from = (content.index * size) as usize;
+                (parent.copied(), &tokens[from..from + size as usize])
+            }
+            _ => (None, &[][..]),
+        };
+        if order.lineage.of(at) != expected {
+            return Err(format!("{content:?} is kept with {:?}, not {expected:?}", order.lineage.of(at)));
+        }
+    }
+    Ok(())
+}
+
+/// Blocks that an order is about, and what they hold, or will: of what one of the clients asks or is told, which are the tokens.
 fn blocks_of(
     root: &Root,
     contents: &[Content],
     streams: &[ClientStream],
     (cache, groups): (&KvCache, &[GroupConfig]),
-) -> Option<Vec<Block>> {
+) -> Option<(Vec<u32>, Vec<Block>)> {
     let (size, declared) = (cache.config().block_tokens, root.declared_blocks() > 0);
     let of_stream = |stream: &ClientStream| {
         let answers = stream.expectation.iter().flat_map(|expected| &expected.choices);
@@ -579,7 +600,8 @@ fn blocks_of(
             let index = (last + 1u32) * size / config.block_tokens - 1;
             Some(Block { group, block: content.block, content: content_of(config, &all[group], index) })
         };
-        contents.iter().map(block).collect()
+        let blocks: Option<Vec<Block>> = contents.iter().map(block).collect();
+        Some((tokens, blocks?))
     })
 }
 

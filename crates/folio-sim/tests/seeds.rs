@@ -38,7 +38,7 @@ fn many_seeds() {
     // A simulator that never gets into trouble proves nothing.
     for (what, count) in [
         ("preemptions", total.preemptions),
-        ("preemptions that a tier was to keep", total.preemptions_kept),
+        ("preemptions that a tier was to keep", total.preemptions_swapped),
         ("stores that a tier kept as a whole", total.kept_whole),
         ("in part", total.kept_in_part),
         ("not at all", total.not_kept),

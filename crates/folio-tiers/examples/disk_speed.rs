@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use folio_kv::BlockHash;
 use folio_tiers::io::{Directory, Folder, Pages};
-use folio_tiers::{BlockKey, DataKey, DiskConfig, DiskStore};
+use folio_tiers::{About, BlockKey, DataKey, DiskConfig, DiskStore};
 
 fn key(at: usize) -> BlockKey {
     let mut hash = [0; 32];
@@ -65,7 +65,7 @@ fn main() {
         store.wait_indexed();
         let began = Instant::now();
         for at in 0..blocks {
-            store.put(&key(at), &secret, &block).expect("room");
+            store.put(&key(at), &secret, &block, &About::default()).expect("room");
         }
         let write = rate(bytes * blocks, began);
         let began = Instant::now();
@@ -87,7 +87,7 @@ fn main() {
     let config = DiskConfig::new(&folder, 4 << 30, [1; 32]);
     let store = DiskStore::open(config.clone()).expect("a store");
     for at in 0..many {
-        store.put(&key(at), &secret, &small).expect("room");
+        store.put(&key(at), &secret, &small, &About::default()).expect("room");
     }
     store.close();
     drop(store);

@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use folio_engine::{LoadOrder, Micros, StoreOrder};
 use folio_kv::{
-    BlockHashes, BlockId, CacheConfig, Content, GroupConfig, Identity, Lease, Root, TenantId, Ticket, TierId,
+    BlockHashes, BlockId, CacheConfig, Content, GroupConfig, Identity, Lease, Lineage, Root, TenantId,
+    Ticket, TierId,
 };
 use folio_model::backend::BlockMemory;
-use folio_tiers::{Device, HostStore, Store};
+use folio_tiers::{Device, HostStore, Store, WallClock};
 
 const BLOCK_TOKENS: u32 = 16;
 const ROUNDS: u32 = 9;
@@ -79,11 +80,13 @@ fn main() {
     let groups: Vec<GroupConfig> = vec![config.first_group()];
     let device = Device { memory: Arc::new(pool), groups };
     // Room for two prompts: what is stored takes the place of the one before the last.
-    let store = HostStore::new(2 * bytes as u64);
+    let store = HostStore::new(2 * bytes as u64, WallClock::default());
     let put = |seed: u32| {
         let hashes = prompt(seed, blocks);
         let (root, contents) = (*hashes.root(), contents(&hashes));
-        let order = StoreOrder { tier: TierId(0), lease: Lease(1), until: Micros(u64::MAX), root, contents };
+        let lineage = Lineage::default();
+        let order =
+            StoreOrder { tier: TierId(0), lease: Lease(1), until: Micros(u64::MAX), root, contents, lineage };
         move |store: &HostStore, device: &Device| {
             let done = store.store(device, &order, &|| true, &mut Vec::new());
             assert_eq!(done.left, 0);

@@ -1,14 +1,16 @@
 //! The disk store behind a tier: each block for itself, found in memory.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
-use folio_engine::{LoadOrder, StoreOrder, TierStats};
-use folio_kv::{BlockHashes, Content};
+use folio_engine::{EventFeed, LoadOrder, Medium, Resident, StoreOrder, TierStats};
+use folio_kv::{BlockHashes, Content, Retention};
 
 use crate::lookup::found;
 use crate::store::DiskStore;
 use crate::tier::{Carried, Device, Store};
-use crate::types::{BlockKey, DataKey, DiskState, Miss};
+use crate::types::{About, BlockKey, Class, DataKey, DiskState, Miss};
 
 impl From<&Content> for BlockKey {
     fn from(content: &Content) -> Self {
@@ -17,7 +19,15 @@ impl From<&Content> for BlockKey {
 }
 
 impl Store for DiskStore {
+    fn listen(self: Arc<Self>, feed: &Arc<EventFeed>) {
+        if self.index.listen(feed) {
+            let tier: Arc<dyn Resident> = self;
+            feed.add_tier(Medium::Disk, &tier);
+        }
+    }
+
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
+        self.expire();
         found(device, hashes, most, |key| self.contains(key))
     }
 
@@ -45,8 +55,15 @@ impl Store for DiskStore {
     ) -> Carried {
         let data_key = DataKey::from(order.root.data_key());
         let mut done = Carried::default();
+        // What has expired is not there.
+        self.expire();
         for (at, content) in order.contents.iter().enumerate() {
             let key = content.into();
+            let Some(Retention { priority, ttl_us }) = order.lineage.retention(at) else {
+                // What stands behind it is worth no more.
+                done.left = order.contents.len() - at;
+                break;
+            };
             if self.contains(&key) {
                 continue;
             }
@@ -54,7 +71,11 @@ impl Store for DiskStore {
             scratch.resize(length, 0);
             device.memory.read(content.group as usize, content.block.0, scratch);
             // Asked behind the copy: only then is it what was leased.
-            if !holds() || self.put(&key, &data_key, scratch).is_err() {
+            let (parent, tokens) = order.lineage.of(at);
+            let expires_s = self.wall.expires_s(ttl_us.map(Duration::from_micros));
+            let (tenant, class) = (order.root.tenant, Class::of(priority));
+            let about = About { tenant, parent, tokens, expires_s, class };
+            if !holds() || self.put(&key, &data_key, scratch, &about).is_err() {
                 done.left = order.contents.len() - at;
                 break;
             }
@@ -81,6 +102,10 @@ impl Store for DiskStore {
             misses: wrong.map(|miss| (miss.name(), disk.misses(miss))).collect(),
             ..TierStats::default()
         }
+    }
+
+    fn tick(&self) {
+        self.expire();
     }
 
     fn close(&self) {

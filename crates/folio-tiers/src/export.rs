@@ -16,9 +16,10 @@ use rustc_hash::FxHashSet;
 use crate::inspect;
 use crate::io::{Directory, File, Folder, PAGE, Pages, read_full, write_full};
 use crate::record::{self, Parsed};
+use crate::seal::OwnerKey;
 use crate::segment::{self, Contents, Entry, Found};
 use crate::store::DiskStore;
-use crate::types::{BlockKey, DiskConfig, OpenError, PutError, Stored};
+use crate::types::{BlockKey, DataKey, DiskConfig, OpenError, PutError, Stored};
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,8 +59,13 @@ pub enum MoveError {
 }
 
 /// Copies the blocks of one layout into a new file: of that whose digest begins with the hexadecimal digits `layout`, or else of that which
-/// was written last. Cost: a read of each block, and 76 bytes of memory for it.
-pub fn export(dir: &Path, layout: Option<&str>, path: &Path) -> Result<Moved, MoveError> {
+/// was written last. `tenant`: of who has this key alone. Cost: a read of each block, and 80 bytes of memory for it.
+pub fn export(
+    dir: &Path,
+    layout: Option<&str>,
+    tenant: Option<&DataKey>,
+    path: &Path,
+) -> Result<Moved, MoveError> {
     let folder = inspect::open(dir)?;
     let segments = newest_first(dir, &folder)?;
     let is_wanted = |contents: &Contents| {
@@ -72,7 +78,7 @@ pub fn export(dir: &Path, layout: Option<&str>, path: &Path) -> Result<Moved, Mo
     let of_file = |error| MoveError::File { path: path.to_owned(), error };
     let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(of_file)?;
     let wanted = segments.iter().filter(|(_, contents)| contents.layout == layout);
-    write_all(wanted, &file, layout).map_err(|error| {
+    write_all(wanted, &file, layout, tenant.map(OwnerKey::from).as_ref()).map_err(|error| {
         // Half a file is of no use.
         let _ = fs::remove_file(path);
         of_file(error)
@@ -99,11 +105,12 @@ fn write_all<'a>(
     segments: impl Iterator<Item = &'a Readable>,
     into: &fs::File,
     layout: [u8; 32],
+    owner: Option<&OwnerKey>,
 ) -> io::Result<Moved> {
     let mut moved = Moved::default();
     let mut seen: FxHashSet<BlockKey> = FxHashSet::default();
-    let mut contents = Contents { entries: Vec::new(), layout, end: 1 };
-    write_full(into, &segment::first_page(), 0)?;
+    let mut contents = Contents { layout, end: 1, ..Contents::default() };
+    write_full(into, &segment::first_page(contents.class), 0)?;
     for (file, from) in segments {
         // Of two records of one block the later counts.
         for entry in from.entries.iter().rev() {
@@ -114,6 +121,9 @@ fn write_all<'a>(
                 moved.damaged += 1;
                 continue;
             };
+            if owner.is_some_and(|owner| !record::is_of(&record, owner)) {
+                continue;
+            }
             let page = contents.end;
             let pages = (record.len() / PAGE) as u32;
             contents.end =
@@ -132,7 +142,7 @@ fn write_all<'a>(
 
 /// A record with zeros behind it, if it is what was written.
 fn whole(file: &dyn File, entry: &Entry, layout: &[u8; 32]) -> io::Result<Option<Pages>> {
-    let length = record::HEADER + entry.length as usize;
+    let length = record::HEADER + entry.body();
     let mut record = Pages::new(length);
     if read_full(file, &mut record, u64::from(entry.page) * PAGE as u64)? < length {
         return Ok(None);
@@ -140,7 +150,9 @@ fn whole(file: &dyn File, entry: &Entry, layout: &[u8; 32]) -> io::Result<Option
     record[length..].fill(0);
     Ok(match record::parse(&record) {
         Parsed::Header(header) => {
-            let is_it = header.key == entry.key && header.length == entry.length && header.layout == *layout;
+            let is_it = header.key == entry.key
+                && (header.length, header.lineage) == (entry.length, entry.lineage)
+                && header.layout == *layout;
             (is_it && header.is_whole(&record[..length])).then_some(record)
         }
         Parsed::Foreign | Parsed::Nothing => None,
@@ -169,7 +181,7 @@ pub fn import(dir: &Path, bytes: u64, path: &Path) -> Result<Moved, MoveError> {
         if whole(&file, entry, &contents.layout).map_err(of_file)?.is_none() {
             return Err(MoveError::Block { path: path.to_owned(), block });
         }
-        needed += (record::pages(entry.length as usize) * PAGE) as u64;
+        needed += (record::pages(entry.body()) * PAGE) as u64;
     }
     if needed > bytes {
         return Err(MoveError::Room { needed, bytes });
@@ -198,7 +210,7 @@ fn store_all(
         let record = record.map_err(|error| MoveError::File { path: path.to_owned(), error })?;
         // It was right before: somebody writes to the file.
         let record = record.ok_or_else(|| MoveError::Block { path: path.to_owned(), block })?;
-        match store.put_record(&entry.key, entry.length as usize, &record)? {
+        match store.put_record(entry, &record)? {
             Stored::New => {
                 moved.blocks += 1;
                 moved.bytes += u64::from(entry.length);

@@ -6,39 +6,55 @@
 //! A block is found by its hash and cache group, as on a disk: the hash stands for the tenant's secret, the model, the layout and all tokens up to
 //! the block's end. It is not sealed: whoever can read this memory can read the device's, too.
 //!
-//! What was not stored or loaded for longest goes. Of one order what is behind counts as older than what is before it, since without the latter
-//! nobody asks for it; and no order takes the room of what it brings itself: of a prompt that is larger than the tier the beginning stays.
+//! What was not stored or loaded for longest says whose content goes: of that tenant the block of the lowest priority, and of these the one that was
+//! not wanted for longest. So a priority orders its tenant's content and nobody else's; but what is of less than the default one goes before
+//! everything, and what an operator declared behind it. Of one order what is behind counts as older than what is before it, since without the
+//! latter nobody asks for it; and no order takes the room of what it brings itself: of a prompt that is larger than the tier the beginning stays.
+//! What has a time to live is not found behind it.
 //!
 //! Cost: O(log blocks) a block, and its copy, outside the lock. The memory of who went is used again.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
-use folio_engine::{LoadOrder, StoreOrder, TierStats};
-use folio_kv::{BlockHashes, Content, TenantId};
+use folio_engine::{
+    EventFeed, LoadOrder, Medium, Owner, Resident, StoreOrder, Taken, TierEvent, TierStats, short_name,
+};
+use folio_kv::{BlockHash, BlockHashes, Content, Retention, TenantId};
 use rustc_hash::FxHashMap;
 
+use crate::clock::{Forward, WallClock};
 use crate::lookup::found;
 use crate::tier::{Carried, Device, Store};
-use crate::types::{BlockKey, Miss};
+use crate::types::{BlockKey, Class, Miss};
 
 /// See the module documentation.
 pub struct HostStore {
     bytes_max: u64,
     kept: Mutex<Kept>,
+    clock: Forward,
+    /// Who is told what is held.
+    feed: OnceLock<Arc<EventFeed>>,
 }
 
 #[derive(Default)]
 struct Kept {
     blocks: FxHashMap<BlockKey, Block>,
     /// By when they were last wanted, the first to go first.
-    order: BTreeMap<u64, BlockKey>,
+    order: BTreeMap<(Class, u64), BlockKey>,
+    /// Of each tenant by priority, and then so.
+    of_tenants: FxHashMap<TenantId, BTreeMap<(u8, u64), BlockKey>>,
+    /// By when they expire.
+    ends: BTreeSet<(u32, BlockKey)>,
     last: u64,
     /// Of all blocks, and of those that are being copied in.
     bytes: u64,
     bytes_stored: u64,
     evicted: u64,
+    expired: u64,
     /// Not what they had to be: another tenant's, another length.
     wrong: [u64; 2],
 }
@@ -46,12 +62,36 @@ struct Kept {
 struct Block {
     tenant: TenantId,
     used: u64,
+    priority: u8,
+    /// 0: never.
+    expires_s: u32,
     bytes: Arc<Vec<u8>>,
+    /// Of group 0, where somebody is told: the block before it, and its tokens.
+    lineage: Option<(Option<BlockHash>, Box<[u32]>)>,
+}
+
+impl Block {
+    fn stored(&self, hash: BlockHash) -> Option<TierEvent> {
+        let (parent, tokens) = self.lineage.clone()?;
+        Some(TierEvent::Stored { medium: Medium::Host, tenant: self.tenant, hash, parent, tokens })
+    }
 }
 
 impl HostStore {
-    pub fn new(bytes_max: u64) -> Arc<Self> {
-        Arc::new(Self { bytes_max, kept: Mutex::default() })
+    /// `clock`: by which content expires.
+    pub fn new(bytes_max: u64, clock: WallClock) -> Arc<Self> {
+        let clock = Forward::new(clock, 0);
+        Arc::new(Self { bytes_max, kept: Mutex::default(), clock, feed: OnceLock::new() })
+    }
+
+    /// The lock, and nothing behind it that has expired.
+    fn fresh(&self) -> MutexGuard<'_, Kept> {
+        let mut kept = self.lock();
+        while let Some((_, key)) = kept.ends.first().copied().filter(|(end, _)| self.clock.is_over(*end)) {
+            self.remove(&mut kept, &key);
+            kept.expired += 1;
+        }
+        kept
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
@@ -60,12 +100,19 @@ impl HostStore {
 
     /// Memory for a block, charged; that of others, if there must be, that were last wanted before `since`.
     fn take(&self, length: usize, since: u64) -> Option<Arc<Vec<u8>>> {
-        let mut kept = self.lock();
+        let mut kept = self.fresh();
         let mut freed = None;
         while kept.bytes + length as u64 > self.bytes_max {
-            let (_, key) = kept.order.first_key_value().filter(|(used, _)| **used < since)?;
-            let key = *key;
-            let block = kept.remove(&key)?;
+            let (_, oldest) = kept.order.first_key_value().filter(|((_, used), _)| *used < since)?;
+            let oldest = *oldest;
+            let of_its_tenant = kept.of_tenants.get(&kept.blocks.get(&oldest)?.tenant)?;
+            let (_, weakest) = of_its_tenant.first_key_value().filter(|((_, used), _)| *used < since)?;
+            let weakest = *weakest;
+            let block = self.remove(&mut kept, &weakest)?;
+            if weakest != oldest {
+                // Another paid for it; next time its turn comes as if it were wanted now.
+                kept.want(&oldest);
+            }
             kept.evicted += 1;
             freed = Some(block.bytes);
         }
@@ -77,14 +124,40 @@ impl HostStore {
     }
 }
 
-impl Kept {
-    fn remove(&mut self, key: &BlockKey) -> Option<Block> {
-        let block = self.blocks.remove(key)?;
-        self.order.remove(&block.used);
-        self.bytes -= block.bytes.len() as u64;
+impl HostStore {
+    /// Under the lock, so that events of a block come in their order.
+    fn remove(&self, kept: &mut Kept, key: &BlockKey) -> Option<Block> {
+        let block = kept.blocks.remove(key)?;
+        kept.unlist(key, &block);
+        kept.bytes -= block.bytes.len() as u64;
+        if let (Some(feed), Some(_)) = (self.feed.get(), &block.lineage) {
+            feed.push(TierEvent::Removed { medium: Medium::Host, name: short_name(&key.hash) });
+        }
         Some(block)
     }
+}
 
+impl Resident for HostStore {
+    fn tell(&self, owners: &[Owner], tell: &mut dyn FnMut(TierEvent) -> Taken) {
+        let keys: Vec<BlockKey> = self.lock().blocks.keys().copied().filter(|key| key.group == 0).collect();
+        for key in keys {
+            loop {
+                let kept = self.lock();
+                let is_told = |block: &&Block| owners.iter().any(|(tenant, _)| *tenant == block.tenant);
+                let block = kept.blocks.get(&key).filter(is_told);
+                match block.and_then(|block| block.stored(key.hash)).map_or(Taken::Yes, &mut *tell) {
+                    Taken::Yes => break,
+                    Taken::Never => return,
+                    Taken::NotYet => {}
+                }
+                drop(kept);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+impl Kept {
     /// A block of this tenant and length.
     fn get(&mut self, key: &BlockKey, tenant: TenantId, length: usize) -> Option<Arc<Vec<u8>>> {
         let block = self.blocks.get(key)?;
@@ -96,26 +169,71 @@ impl Kept {
         Some(block.bytes.clone())
     }
 
+    fn list(&mut self, key: BlockKey, block: &Block) {
+        self.order.insert((Class::of(block.priority), block.used), key);
+        self.of_tenants.entry(block.tenant).or_default().insert((block.priority, block.used), key);
+        if block.expires_s != 0 {
+            self.ends.insert((block.expires_s, key));
+        }
+    }
+
+    fn unlist(&mut self, key: &BlockKey, block: &Block) {
+        self.order.remove(&(Class::of(block.priority), block.used));
+        self.ends.remove(&(block.expires_s, *key));
+        if let Entry::Occupied(mut of_tenant) = self.of_tenants.entry(block.tenant) {
+            of_tenant.get_mut().remove(&(block.priority, block.used));
+            if of_tenant.get().is_empty() {
+                of_tenant.remove();
+            }
+        }
+    }
+
+    fn change(&mut self, key: &BlockKey, change: impl FnOnce(&mut Block)) {
+        let Some(mut block) = self.blocks.remove(key) else { return };
+        self.unlist(key, &block);
+        change(&mut block);
+        self.list(*key, &block);
+        self.blocks.insert(*key, block);
+    }
+
+    /// It was wanted now.
+    fn want(&mut self, key: &BlockKey) {
+        self.last += 1;
+        let last = self.last;
+        self.change(key, |block| block.used = last);
+    }
+
     /// These were wanted now, the first the most.
     fn touch(&mut self, contents: &[Content]) {
-        for content in contents.iter().rev() {
-            let key = BlockKey::from(content);
-            if let Some(block) = self.blocks.get_mut(&key) {
-                self.last += 1;
-                self.order.remove(&std::mem::replace(&mut block.used, self.last));
-                self.order.insert(self.last, key);
-            }
+        contents.iter().rev().for_each(|content| self.want(&content.into()));
+    }
+
+    /// The stronger of what is wanted and what holds.
+    fn strengthen(&mut self, key: &BlockKey, priority: u8, expires_s: u32) {
+        let known = self.blocks.get(key).map(|block| (block.priority, block.expires_s));
+        let stronger = |(of, end): (u8, u32)| {
+            (of.max(priority), if end == 0 || expires_s == 0 { 0 } else { end.max(expires_s) })
+        };
+        if let Some(wanted) = known.map(stronger).filter(|wanted| Some(*wanted) != known) {
+            self.change(key, |block| (block.priority, block.expires_s) = wanted);
         }
     }
 }
 
 impl Store for HostStore {
-    fn keeps_preempted(&self) -> bool {
+    fn listen(self: Arc<Self>, feed: &Arc<EventFeed>) {
+        if self.feed.set(feed.clone()).is_ok() {
+            let tier: Arc<dyn Resident> = self;
+            feed.add_tier(Medium::Host, &tier);
+        }
+    }
+
+    fn swaps(&self) -> bool {
         true
     }
 
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
-        let kept = self.lock();
+        let kept = self.fresh();
         found(device, hashes, most, |key| kept.blocks.contains_key(key))
     }
 
@@ -123,7 +241,7 @@ impl Store for HostStore {
         let mut done = Carried { left: order.contents.len(), ..Carried::default() };
         for content in &order.contents {
             let length = device.block_bytes(content.group);
-            let Some(bytes) = self.lock().get(&content.into(), order.root.tenant, length) else { break };
+            let Some(bytes) = self.fresh().get(&content.into(), order.root.tenant, length) else { break };
             device.memory.write(content.group as usize, content.block.0, &bytes);
             done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: done.left - 1 };
         }
@@ -148,9 +266,18 @@ impl Store for HostStore {
         };
         for (at, content) in order.contents.iter().enumerate() {
             let (key, length) = (BlockKey::from(content), device.block_bytes(content.group));
-            if self.lock().get(&key, tenant, length).is_some() {
+            let Some(Retention { priority, ttl_us }) = order.lineage.retention(at) else {
+                // What stands behind it is worth no more.
+                done.left = order.contents.len() - at;
+                break;
+            };
+            let expires_s = self.clock.expires_s(ttl_us.map(Duration::from_micros)).unwrap_or(0);
+            let mut kept = self.fresh();
+            if kept.get(&key, tenant, length).is_some() {
+                kept.strengthen(&key, priority, expires_s);
                 continue;
             }
+            drop(kept);
             let copied = self.take(length, since).and_then(|mut bytes| {
                 let into = Arc::get_mut(&mut bytes).expect("nobody else has it");
                 device.memory.read(content.group as usize, content.block.0, into);
@@ -162,12 +289,21 @@ impl Store for HostStore {
                     return None;
                 }
                 // What another thread put there meanwhile, or what was not what it had to be.
-                kept.remove(&key);
+                self.remove(&mut kept, &key);
                 kept.last += 1;
                 let used = kept.last;
                 kept.bytes_stored += length as u64;
-                kept.order.insert(used, key);
-                kept.blocks.insert(key, Block { tenant, used, bytes });
+                let feed = self.feed.get().filter(|_| key.group == 0);
+                let lineage = feed.map(|_| {
+                    let (parent, tokens) = order.lineage.of(at);
+                    (parent, tokens.into())
+                });
+                let block = Block { tenant, used, priority, expires_s, bytes, lineage };
+                kept.list(key, &block);
+                if let Some((feed, event)) = feed.zip(block.stored(key.hash)) {
+                    feed.push(event);
+                }
+                kept.blocks.insert(key, block);
                 Some(())
             });
             if copied.is_none() {
@@ -182,7 +318,8 @@ impl Store for HostStore {
 
     fn stats(&self) -> TierStats {
         let kept = self.lock();
-        let reasons = [Miss::Key, Miss::Length].map(Miss::name);
+        let reasons = [Miss::Key, Miss::Length, Miss::Expired].map(Miss::name);
+        let [key, length] = kept.wrong;
         TierStats {
             name: "host",
             blocks: kept.blocks.len() as u64,
@@ -190,9 +327,13 @@ impl Store for HostStore {
             bytes_limit: self.bytes_max,
             bytes_written: kept.bytes_stored,
             blocks_evicted: kept.evicted,
-            misses: reasons.into_iter().zip(kept.wrong).collect(),
+            misses: reasons.into_iter().zip([key, length, kept.expired]).collect(),
             ..TierStats::default()
         }
+    }
+
+    fn tick(&self) {
+        drop(self.fresh());
     }
 
     fn close(&self) {}

@@ -7,8 +7,9 @@
 //! Memory: 17 bytes a place of a table, which is at least 7/16 full once it has grown, so at most 39 a block, and 8 in its segment's list.
 
 use std::collections::hash_map::Entry;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use folio_engine::{EventFeed, Medium, TierEvent};
 use rustc_hash::FxHashMap;
 
 use crate::types::BlockKey;
@@ -20,7 +21,7 @@ pub struct Place {
     pub page: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fingerprint(u64);
 
 impl From<&BlockKey> for Fingerprint {
@@ -36,11 +37,13 @@ type Part = FxHashMap<u64, Place>;
 
 pub struct Index {
     parts: [RwLock<Part>; PARTS],
+    /// Who is told what is here, under the lock of its part: so events of a block come in their order, and what is told can be found.
+    feed: OnceLock<Arc<EventFeed>>,
 }
 
 impl Index {
     pub fn new() -> Self {
-        Self { parts: std::array::from_fn(|_| RwLock::default()) }
+        Self { parts: std::array::from_fn(|_| RwLock::default()), feed: OnceLock::new() }
     }
 
     fn part(&self, fingerprint: Fingerprint) -> &RwLock<Part> {
@@ -59,22 +62,53 @@ impl Index {
         self.read(fingerprint).get(&fingerprint.0).copied()
     }
 
-    /// Of two places the later one stays.
-    pub fn insert(&self, fingerprint: Fingerprint, place: Place) {
-        let mut part = self.write(fingerprint);
-        let known = part.entry(fingerprint.0).or_insert(place);
-        *known = place.max(*known);
+    /// From now on somebody is told. `false`: somebody else was before.
+    pub fn listen(&self, feed: &Arc<EventFeed>) -> bool {
+        self.feed.set(feed.clone()).is_ok()
+    }
+
+    /// Of two places the later one stays. `event` is what there is to tell where somebody listens and it was not there.
+    pub fn insert(&self, fingerprint: Fingerprint, place: Place, event: impl FnOnce() -> Option<TierEvent>) {
+        match self.write(fingerprint).entry(fingerprint.0) {
+            Entry::Occupied(mut known) => *known.get_mut() = place.max(*known.get()),
+            Entry::Vacant(new) => {
+                new.insert(place);
+                if let Some(feed) = self.feed.get() {
+                    event().into_iter().for_each(|event| feed.push(event));
+                }
+            }
+        }
     }
 
     /// Whether it was there.
     pub fn remove(&self, fingerprint: Fingerprint, is_it: impl FnOnce(Place) -> bool) -> bool {
         match self.write(fingerprint).entry(fingerprint.0) {
             Entry::Occupied(entry) if is_it(*entry.get()) => {
+                // Of groups above 0 nobody was told, and nobody knows the name.
+                if let Some(feed) = self.feed.get() {
+                    feed.push(TierEvent::Removed { medium: Medium::Disk, name: fingerprint.0 });
+                }
                 entry.remove();
                 true
             }
             _ => false,
         }
+    }
+
+    /// Calls `then` if a block is still at a place; it stays there meanwhile.
+    pub fn while_at<T>(&self, fingerprint: Fingerprint, place: Place, then: impl FnOnce() -> T) -> Option<T> {
+        let part = self.read(fingerprint);
+        (part.get(&fingerprint.0) == Some(&place)).then(then)
+    }
+
+    /// All places, the latest segment first, each from its beginning.
+    pub fn places(&self) -> Vec<Place> {
+        let mut places = Vec::with_capacity(self.len());
+        for part in &self.parts {
+            places.extend(part.read().unwrap_or_else(PoisonError::into_inner).values());
+        }
+        places.sort_unstable_by_key(|place: &Place| (std::cmp::Reverse(place.segment), place.page));
+        places
     }
 
     pub fn len(&self) -> usize {

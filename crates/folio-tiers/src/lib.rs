@@ -5,6 +5,7 @@
 //! decide what is stored or loaded, serve bytes that were not verified, or take more of the memory or the disk than it was given.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod disk;
 pub mod export;
 mod host;
@@ -22,9 +23,11 @@ mod types;
 mod wear;
 mod writer;
 
+pub use clock::WallClock;
 pub use host::HostStore;
 pub use store::DiskStore;
 pub use tier::{Carried, Device, Store, StoreTier};
 pub use types::{
-    BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Secret, Stored,
+    About, BlockKey, Class, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Secret,
+    Stored,
 };

@@ -5,21 +5,24 @@
 //! | offset | bytes | |
 //! |---|---|---|
 //! | 0 | 8 | `FOLIOKVS` |
-//! | 8 | 4 | version, 1 |
+//! | 8 | 4 | version, 2 |
 //! | 12 | 4 | CRC-32C of the 12 bytes before |
+//! | 16 | 4 | class of its blocks: 0 low, 1 ordinary, 2 declared |
+//! | 20 | 4 | CRC-32C of the 20 bytes before |
 //!
-//! These 16 bytes stay what they are in every version, so that a file of a later one is known for what it is, and kept.
+//! The first 16 bytes stay what they are in every version, so that a file of a later one is known for what it is, and kept.
 //!
-//! The footer begins at a page and ends with the file: entries of 44 bytes, zeros, and in the last 64 bytes:
+//! The footer begins at a page and ends with the file: entries of 48 bytes, zeros, and in the last 64 bytes:
 //!
 //! | of an entry | bytes | | | of the end | bytes | |
 //! |---|---|---|---|---|---|---|
 //! | 0 | 32 | hash | | 0 | 8 | `FOLIOKVE` |
-//! | 32 | 1 | cache group | | 8 | 4 | version, 1 |
-//! | 33 | 3 | 0 | | 12 | 4 | entries |
-//! | 36 | 4 | page of the record | | 16 | 4 | page where the footer begins |
-//! | 40 | 4 | length of the block | | 20 | 4 | CRC-32C of all of the footer before this end |
-//! | | | | | 24 | 32 | layout digest |
+//! | 32 | 1 | cache group | | 8 | 4 | version, 2 |
+//! | 33 | 1 | 0 | | 12 | 4 | entries |
+//! | 34 | 2 | length of the lineage | | 16 | 4 | page where the footer begins |
+//! | 36 | 4 | page of the record | | 20 | 4 | CRC-32C of all of the footer before this end |
+//! | 40 | 4 | length of the block | | 24 | 32 | layout digest |
+//! | 44 | 4 | when it expires | | | | |
 //! | | | | | 56 | 4 | 0 |
 //! | | | | | 60 | 4 | CRC-32C of the 60 bytes before |
 //!
@@ -31,11 +34,11 @@ use folio_kv::BlockHash;
 
 use crate::io::{File, PAGE, Pages, read_full};
 use crate::record::{self, Header, Parsed, VERSION};
-use crate::types::BlockKey;
+use crate::types::{BlockKey, Class};
 
 const FIRST: &[u8; 8] = b"FOLIOKVS";
 const LAST: &[u8; 8] = b"FOLIOKVE";
-const ENTRY: usize = 44;
+const ENTRY: usize = 48;
 const END: usize = 64;
 /// Of a file that is looked at together where nothing was found.
 const WINDOW: usize = 64;
@@ -46,6 +49,16 @@ pub struct Entry {
     pub key: BlockKey,
     pub page: u32,
     pub length: u32,
+    pub lineage: u16,
+    /// In seconds since 1970; 0: never.
+    pub expires_s: u32,
+}
+
+impl Entry {
+    /// Bytes of the block and its lineage.
+    pub fn body(&self) -> usize {
+        self.length as usize + usize::from(self.lineage)
+    }
 }
 
 /// What a segment holds.
@@ -56,6 +69,7 @@ pub struct Contents {
     pub layout: [u8; 32],
     /// Behind the last record.
     pub end: u32,
+    pub class: Class,
 }
 
 /// What was found in a file.
@@ -85,13 +99,23 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-pub fn first_page() -> Pages {
+pub fn first_page(class: Class) -> Pages {
     let mut page = Pages::new(PAGE);
     page[..8].copy_from_slice(FIRST);
     page[8..12].copy_from_slice(&u32::from(VERSION).to_le_bytes());
     let crc = crc32c::crc32c(&page[..12]);
     page[12..16].copy_from_slice(&crc.to_le_bytes());
+    page[16..20].copy_from_slice(&(class as u32).to_le_bytes());
+    let crc = crc32c::crc32c(&page[..20]);
+    page[20..24].copy_from_slice(&crc.to_le_bytes());
     page
+}
+
+/// Of a segment whose first page is this.
+fn class(page: &[u8]) -> Class {
+    let is_valid = page.len() >= 24 && crc32c::crc32c(&page[..20]) == word(page, 20);
+    let class = Class::ALL.into_iter().find(|class| is_valid && *class as u32 == word(page, 16));
+    class.unwrap_or_default()
 }
 
 /// Whether a file that begins with `page` is of segments of this or another version.
@@ -109,7 +133,9 @@ pub fn footer(contents: &Contents) -> Pages {
     for (entry, into) in contents.entries.iter().zip(footer.chunks_exact_mut(ENTRY)) {
         into[..32].copy_from_slice(&entry.key.hash.0);
         into[32] = entry.key.group;
+        into[34..36].copy_from_slice(&entry.lineage.to_le_bytes());
         into[36..40].copy_from_slice(&entry.page.to_le_bytes());
+        into[44..48].copy_from_slice(&entry.expires_s.to_le_bytes());
         into[40..44].copy_from_slice(&entry.length.to_le_bytes());
     }
     let at = footer.len() - END;
@@ -133,10 +159,14 @@ pub fn read(file: &dyn File, whole: bool) -> io::Result<Found> {
     if is_first_page(&page[..first]) && word(&page, 8) != u32::from(VERSION) {
         return Ok(Found::Foreign);
     }
-    match read_footer(file, bytes)? {
-        Some(contents) => Ok(Found::Footer(contents)),
-        None => scan(file, bytes, whole),
-    }
+    let class = class(&page[..first]);
+    Ok(match read_footer(file, bytes)? {
+        Some(contents) => Found::Footer(Contents { class, ..contents }),
+        None => match scan(file, bytes, whole)? {
+            Found::Scanned(contents) => Found::Scanned(Contents { class, ..contents }),
+            other => other,
+        },
+    })
 }
 
 fn read_footer(file: &dyn File, bytes: u64) -> io::Result<Option<Contents>> {
@@ -178,15 +208,22 @@ fn read_footer(file: &dyn File, bytes: u64) -> io::Result<Option<Contents>> {
     let layout = end[24..56].try_into().expect("32 bytes");
     let entries: Vec<_> = list.chunks_exact(ENTRY).take(count).map(entry).collect();
     let within = |entry: &Entry| {
-        let pages = record::pages(entry.length as usize) as u64;
+        let pages = record::pages(entry.body()) as u64;
         entry.page > 0 && u64::from(entry.page) + pages <= u64::from(page)
     };
-    Ok(entries.iter().all(within).then_some(Contents { entries, layout, end: page }))
+    let contents = Contents { entries, layout, end: page, class: Class::default() };
+    Ok(contents.entries.iter().all(within).then_some(contents))
 }
 
 fn entry(bytes: &[u8]) -> Entry {
     let hash = BlockHash(bytes[..32].try_into().expect("32 bytes"));
-    Entry { key: BlockKey { hash, group: bytes[32] }, page: word(bytes, 36), length: word(bytes, 40) }
+    Entry {
+        key: BlockKey { hash, group: bytes[32] },
+        page: word(bytes, 36),
+        length: word(bytes, 40),
+        lineage: u16::from_le_bytes([bytes[34], bytes[35]]),
+        expires_s: word(bytes, 44),
+    }
 }
 
 /// Looks for records at every page that no record before it covers.
@@ -209,14 +246,14 @@ fn scan(file: &dyn File, bytes: u64, whole: bool) -> io::Result<Found> {
         let at = (page - from) as usize * PAGE;
         match record::parse(&window[at..at + PAGE]) {
             Parsed::Header(header) if is_there(file, &header, page, bytes, whole)? => {
-                let (key, length) = (header.key, header.length);
+                let record::Header { key, length, lineage, expires_s, .. } = header;
                 if contents.entries.is_empty() {
                     contents.layout = header.layout;
                 }
                 if header.layout == contents.layout {
-                    contents.entries.push(Entry { key, page, length });
+                    contents.entries.push(Entry { key, page, length, lineage, expires_s });
                 }
-                page += record::pages(length as usize) as u32;
+                page += record::pages(header.body()) as u32;
                 contents.end = page;
                 next = 1;
             }
@@ -234,7 +271,7 @@ fn scan(file: &dyn File, bytes: u64, whole: bool) -> io::Result<Found> {
 fn is_there(file: &dyn File, header: &Header, page: u32, bytes: u64, whole: bool) -> io::Result<bool> {
     let begins = u64::from(page) * PAGE as u64;
     let length = record::HEADER + header.length as usize;
-    if begins + length as u64 > bytes {
+    if begins + (record::HEADER + header.body()) as u64 > bytes {
         return Ok(false);
     }
     if !whole {

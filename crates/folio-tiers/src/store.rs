@@ -15,15 +15,23 @@
 //! write, and once a segment the deletion of another one.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
+use std::time::Duration;
+
+use folio_engine::{Medium, Owner, Resident, Taken, TierEvent};
+use folio_kv::TenantId;
+
+use crate::clock::Forward;
 use crate::index::{Fingerprint, Index, Place};
-use crate::io::{Buffers, Directory, Folder, PAGE, read_full};
-use crate::record;
-use crate::seal::NONCE;
-use crate::segment;
-use crate::types::{BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored};
+use crate::io::{Buffers, Directory, File, Folder, PAGE, Pages, read_full};
+use crate::record::{self, Parsed};
+use crate::seal::{NONCE, OwnerKey};
+use crate::segment::{self, Entry};
+use crate::types::{
+    About, BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored,
+};
 use crate::writer::Writer;
 
 /// What is known of a file of records.
@@ -39,6 +47,16 @@ pub(crate) struct Segment {
     pub fingerprints: OnceLock<Box<[Fingerprint]>>,
     /// It is of another version, and never deleted.
     pub is_foreign: AtomicBool,
+    /// Of its blocks, a [`Class`].
+    pub class: AtomicU8,
+}
+
+/// What expires, and when.
+#[derive(Default)]
+pub(crate) struct Ends {
+    by_time: BTreeMap<(u32, Fingerprint), Place>,
+    /// When the directory was last told the time.
+    noted_s: u64,
 }
 
 #[derive(Default)]
@@ -61,6 +79,10 @@ pub struct DiskStore {
     pub(crate) used: AtomicU64,
     /// Ticks at each use of a segment.
     clock: AtomicU64,
+    pub(crate) wall: Forward,
+    ends: Mutex<Ends>,
+    /// The first of them; the greatest number: nothing expires.
+    first_end: AtomicU32,
     pub(crate) counters: Counters,
     pub(crate) buffers: Buffers,
     /// Why nothing is written any more.
@@ -96,7 +118,7 @@ impl DiskStore {
         {
             return Err(OpenError::Size { bytes, segment_bytes });
         }
-        let (writer, segments) = Writer::open(&config, &*folder)?;
+        let (writer, segments, floor_s) = Writer::open(&config, &*folder)?;
         let held = segments.iter().map(|segment| segment.bytes.load(Relaxed)).sum::<u64>();
         let store = Arc::new(Self {
             index: Index::new(),
@@ -104,6 +126,9 @@ impl DiskStore {
             clock: AtomicU64::new(u64::from(writer.next) + 1),
             writer: Mutex::new(writer),
             used: AtomicU64::new(Self::FIXED + held),
+            wall: Forward::new(config.clock.clone(), floor_s),
+            ends: Mutex::default(),
+            first_end: AtomicU32::new(u32::MAX),
             counters: Counters::default(),
             buffers: Buffers::default(),
             off: OnceLock::new(),
@@ -141,6 +166,45 @@ impl DiskStore {
         }
         if let Some(store) = store.upgrade() {
             store.shrink();
+        }
+    }
+
+    /// Has a block that is at a place forgotten when its time comes.
+    pub(crate) fn note_end(&self, fingerprint: Fingerprint, place: Place, expires_s: u32) {
+        if expires_s > 0 {
+            lock(&self.ends).by_time.insert((expires_s, fingerprint), place);
+            self.first_end.fetch_min(expires_s, Relaxed);
+        }
+    }
+
+    /// So do those of a segment that is gone.
+    pub(crate) fn forget_ends(&self, segment: u32) {
+        lock(&self.ends).by_time.retain(|_, place| place.segment != segment);
+    }
+
+    /// Forgets what has expired. That it has is noted in the directory, so that no clock revives it.
+    pub fn expire(&self) {
+        if !self.wall.is_over(self.first_end.load(Relaxed)) {
+            return;
+        }
+        let now_s = self.wall.now_s();
+        let mut ends = lock(&self.ends);
+        let mut gone = 0;
+        while let Some(first) = ends.by_time.first_entry().filter(|first| u64::from(first.key().0) <= now_s) {
+            let (_, fingerprint) = *first.key();
+            let place = first.remove();
+            gone += u64::from(self.index.remove(fingerprint, |now| now == place));
+        }
+        let next = ends.by_time.first_key_value().map_or(u32::MAX, |((end, _), _)| *end);
+        self.first_end.store(next, Relaxed);
+        let note = gone > 0 && now_s > ends.noted_s;
+        if note {
+            ends.noted_s = now_s;
+        }
+        drop(ends);
+        self.counters.misses[Miss::Expired as usize].fetch_add(gone, Relaxed);
+        if note && !self.is_off() {
+            self.note_time(&lock(&self.writer));
         }
     }
 
@@ -189,7 +253,9 @@ impl DiskStore {
         let mut record = self.buffers.take(record::pages(into.len()) * PAGE);
         let read = read_full(&*file, &mut record, u64::from(place.page) * PAGE as u64);
         let found = match read {
-            Ok(read) => record::read(&record[..read], key, &self.config.layout_digest, data_key, into),
+            Ok(read) => {
+                record::read(&record[..read], key, &self.config.layout_digest, data_key, &self.wall, into)
+            }
             Err(_) => Err(Miss::Io),
         };
         self.buffers.give_back(record);
@@ -205,8 +271,21 @@ impl DiskStore {
     }
 
     /// Writes a block, unless it is there. Once this has returned, the death of the process loses it no more.
-    pub fn put(&self, key: &BlockKey, data_key: &DataKey, block: &[u8]) -> Result<Stored, PutError> {
-        self.put_with(key, block.len(), |record| {
+    pub fn put(
+        &self,
+        key: &BlockKey,
+        data_key: &DataKey,
+        block: &[u8],
+        about: &About<'_>,
+    ) -> Result<Stored, PutError> {
+        let entry = Entry {
+            key: *key,
+            page: 0,
+            length: u32::try_from(block.len()).unwrap_or(u32::MAX),
+            lineage: record::lineage_bytes(about.tokens.len()),
+            expires_s: about.expires_s.unwrap_or(0),
+        };
+        self.put_with(entry, about, |record| {
             let nonce = if self.config.seal {
                 let mut nonce = [0; NONCE];
                 getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -214,44 +293,66 @@ impl DiskStore {
             } else {
                 None
             };
-            record::write(record, key, &self.config.layout_digest, data_key, nonce, block);
+            let what = (key, &self.config.layout_digest);
+            record::write(record, what, data_key, nonce, block, about);
             Ok(())
         })
     }
 
-    /// The same of a record that was made elsewhere, of a block of `length` bytes of this layout. It is whole pages.
-    pub(crate) fn put_record(
-        &self,
-        key: &BlockKey,
-        length: usize,
-        record: &[u8],
-    ) -> Result<Stored, PutError> {
-        self.put_with(key, length, |into| {
+    /// The same of a record that was made elsewhere, of a block of this layout. It is whole pages.
+    pub(crate) fn put_record(&self, entry: &Entry, record: &[u8]) -> Result<Stored, PutError> {
+        self.put_with(*entry, &About::default(), |into| {
             into.copy_from_slice(record);
             Ok(())
         })
     }
 
-    /// `fill` makes the record, in whole pages.
+    /// `fill` makes the record, in whole pages. Where it lies is said later.
     fn put_with(
         &self,
-        key: &BlockKey,
-        length: usize,
+        entry: Entry,
+        about: &About<'_>,
         fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
     ) -> Result<Stored, PutError> {
-        let most = self.max_block_bytes();
-        if length > most {
-            return Err(PutError::TooLarge { bytes: length, most });
+        let (most, bytes) = (self.max_block_bytes(), entry.body());
+        if bytes > most {
+            return Err(PutError::TooLarge { bytes, most });
         }
-        if let Some(place) = self.index.find(key.into()) {
+        if let Some(place) = self.index.find((&entry.key).into()) {
             if let Some(segment) = self.segment(place.segment) {
                 self.touch(&segment);
             }
             return Ok(Stored::There);
         }
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        self.write_block(key, length, fill)?;
+        self.write_block(entry, about, fill)?;
         Ok(Stored::New)
+    }
+
+    /// What of a record is told to who knows its tenant's key. `None`: it is nobody's of these, or has no lineage that can be believed.
+    fn told(&self, file: &dyn File, place: Place, owners: &mut [Known]) -> Option<(Fingerprint, TierEvent)> {
+        let begins = u64::from(place.page) * PAGE as u64;
+        let mut head = self.buffers.take(PAGE);
+        let told = (|| {
+            let read = read_full(file, &mut head, begins).ok()?;
+            let Parsed::Header(header) = record::parse(&head[..read]) else { return None };
+            if header.key.group != 0 || header.layout != self.config.layout_digest {
+                return None;
+            }
+            let at = owners.iter().position(|owner| header.is_of(&owner.mark))?;
+            // Those beside it are rather its than another's.
+            owners.swap(0, at);
+            let from = record::HEADER + header.length as usize;
+            let first = from / PAGE * PAGE;
+            let mut pages = Pages::new(record::HEADER + header.body() - first);
+            let read = read_full(file, &mut pages, begins + first as u64).ok()?;
+            let lineage = pages[..read].get(from - first..)?.get(..usize::from(header.lineage))?;
+            let (parent, tokens) = header.open_lineage(&head, lineage, &owners[0].key)?;
+            let (medium, tenant, hash) = (Medium::Disk, owners[0].tenant, header.key.hash);
+            Some(((&header.key).into(), TierEvent::Stored { medium, tenant, hash, parent, tokens }))
+        })();
+        self.buffers.give_back(head);
+        told
     }
 
     /// The number of the next segment.
@@ -263,7 +364,7 @@ impl DiskStore {
     pub fn close(&self) {
         let _ = self.off.set("closed".into());
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        self.end_segment(&mut lock(&self.writer));
+        self.end_segments(&mut lock(&self.writer));
     }
 
     pub(crate) fn is_off(&self) -> bool {
@@ -309,6 +410,43 @@ impl DiskStore {
     pub fn wait_indexed(&self) {
         let indexed = lock(&self.indexed.0);
         let _unused = self.indexed.1.wait_while(indexed, |indexed| !*indexed);
+    }
+}
+
+/// A tenant whose blocks are told.
+struct Known {
+    tenant: TenantId,
+    key: DataKey,
+    mark: OwnerKey,
+}
+
+/// One or two pages are read of each record.
+impl Resident for DiskStore {
+    fn tell(&self, owners: &[Owner], tell: &mut dyn FnMut(TierEvent) -> Taken) {
+        let known = |(tenant, key): &Owner| {
+            let key = DataKey::from(*key);
+            Known { tenant: *tenant, mark: OwnerKey::from(&key), key }
+        };
+        let mut owners: Vec<Known> = owners.iter().map(known).collect();
+        self.wait_indexed();
+        let mut open: Option<(u32, Box<dyn File>)> = None;
+        for place in self.index.places() {
+            if open.as_ref().is_none_or(|(segment, _)| *segment != place.segment) {
+                let file = self.folder.open(&segment::name(place.segment));
+                // Reclaimed meanwhile, or unreadable: nothing of it is told.
+                let Ok(file) = file else { continue };
+                open = Some((place.segment, file));
+            }
+            let Some((_, file)) = &open else { continue };
+            let Some((fingerprint, event)) = self.told(&**file, place, &mut owners) else { continue };
+            loop {
+                match self.index.while_at(fingerprint, place, || tell(event.clone())) {
+                    Some(Taken::NotYet) => std::thread::sleep(Duration::from_millis(1)),
+                    Some(Taken::Never) => return,
+                    Some(Taken::Yes) | None => break,
+                }
+            }
+        }
     }
 }
 

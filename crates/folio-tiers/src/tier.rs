@@ -15,7 +15,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use folio_engine::{Clock, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder};
+use folio_engine::{
+    Clock, EventFeed, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder,
+};
 use folio_kv::{BlockHashes, Content, GroupConfig};
 use folio_model::backend::BlockMemory;
 
@@ -31,10 +33,13 @@ pub trait Store: Send + Sync + 'static {
         1
     }
 
-    /// See [`Tier::keeps_preempted`].
-    fn keeps_preempted(&self) -> bool {
+    /// See [`Tier::swaps`].
+    fn swaps(&self) -> bool {
         false
     }
+
+    /// Tells `feed` from now on what it holds of group 0, and can be asked for all of it. Called once, before anything is stored.
+    fn listen(self: Arc<Self>, _feed: &Arc<EventFeed>) {}
 
     /// See [`Tier::find`].
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
@@ -54,9 +59,15 @@ pub trait Store: Send + Sync + 'static {
     /// All but what its threads count: blocks stored, loaded and dropped, bytes read.
     fn stats(&self) -> TierStats;
 
+    /// What is to be done from time to time. Called every second where there is nothing else to do.
+    fn tick(&self) {}
+
     /// Nothing is asked for any more.
     fn close(&self);
 }
+
+/// Between two ticks.
+const TICK: Duration = Duration::from_secs(1);
 
 /// The blocks that are carried.
 pub struct Device {
@@ -153,7 +164,10 @@ impl StoreTier {
 }
 
 impl Tier for StoreTier {
-    fn start(&self, reports: ReportSink, clock: Arc<dyn Clock>) {
+    fn start(&self, reports: ReportSink, clock: Arc<dyn Clock>, events: Option<&Arc<EventFeed>>) {
+        if let Some(feed) = events {
+            self.shared.store.clone().listen(feed);
+        }
         // Whoever starts it twice talks to the first.
         let _ = self.shared.engine.set((reports, clock));
     }
@@ -162,8 +176,8 @@ impl Tier for StoreTier {
         self.shared.store.chunk_blocks(&self.shared.device)
     }
 
-    fn keeps_preempted(&self) -> bool {
-        self.shared.store.keeps_preempted()
+    fn swaps(&self) -> bool {
+        self.shared.store.swaps()
     }
 
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
@@ -285,7 +299,14 @@ impl Shared {
             if queue.closed {
                 return None;
             }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            let (waited, end) =
+                self.changed.wait_timeout(queue, TICK).unwrap_or_else(PoisonError::into_inner);
+            queue = waited;
+            if end.timed_out() {
+                drop(queue);
+                self.store.tick();
+                queue = self.lock();
+            }
         }
     }
 

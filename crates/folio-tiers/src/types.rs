@@ -3,14 +3,54 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use folio_kv::BlockHash;
+use folio_kv::{BlockHash, DEFAULT_PRIORITY, OPERATOR_PRIORITY, TenantId};
 use zeroize::Zeroize;
+
+use crate::clock::WallClock;
 
 /// What a block is stored under: its content and its cache group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey {
     pub hash: BlockHash,
     pub group: u8,
+}
+
+/// What is kept with a block on a disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct About<'a> {
+    /// Whose it is, for who is told what is stored.
+    pub tenant: TenantId,
+    /// Of a block of group 0: the block before it, and its tokens; without these it is never told.
+    pub parent: Option<BlockHash>,
+    pub tokens: &'a [u32],
+    /// From then on it is not found, in seconds since 1970.
+    pub expires_s: Option<u32>,
+    /// What is in the way of others first, and last.
+    pub class: Class,
+}
+
+/// In which order content goes for other content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Of a priority below the default one: before everything else.
+    Low,
+    #[default]
+    Ordinary,
+    /// Declared by an operator: behind everything else.
+    Declared,
+}
+
+impl Class {
+    pub const ALL: [Self; 3] = [Self::Low, Self::Ordinary, Self::Declared];
+
+    /// A higher priority than the default one orders its own tenant's content, never that of two tenants.
+    pub fn of(priority: u8) -> Self {
+        match priority {
+            ..DEFAULT_PRIORITY => Self::Low,
+            OPERATOR_PRIORITY.. => Self::Declared,
+            _ => Self::Ordinary,
+        }
+    }
 }
 
 /// The secret that seals a tenant's blocks. It is never shown, and overwritten when it is dropped.
@@ -58,12 +98,15 @@ pub struct DiskConfig {
     pub layout_digest: [u8; 32],
     /// The most that is written in any 24 hours; `None`: as much as comes.
     pub write_bytes_per_day: Option<u64>,
+    /// By which content expires.
+    pub clock: WallClock,
 }
 
 impl DiskConfig {
     pub fn new(dir: impl Into<PathBuf>, bytes: u64, layout_digest: [u8; 32]) -> Self {
         let segment_bytes = (bytes / 16).min(64 << 20) / 4096 * 4096;
-        Self { dir: dir.into(), bytes, segment_bytes, seal: true, layout_digest, write_bytes_per_day: None }
+        let (dir, clock) = (dir.into(), WallClock::default());
+        Self { dir, bytes, segment_bytes, seal: true, layout_digest, write_bytes_per_day: None, clock }
     }
 }
 
@@ -107,10 +150,12 @@ pub enum Miss {
     Late,
     #[error("its server is not asked")]
     Off,
+    #[error("its time to live is over")]
+    Expired,
 }
 
 impl Miss {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Absent,
         Self::Length,
         Self::Layout,
@@ -121,6 +166,7 @@ impl Miss {
         Self::Io,
         Self::Late,
         Self::Off,
+        Self::Expired,
     ];
 
     /// For metrics.
@@ -136,6 +182,7 @@ impl Miss {
             Self::Io => "io",
             Self::Late => "late",
             Self::Off => "off",
+            Self::Expired => "expired",
         }
     }
 }

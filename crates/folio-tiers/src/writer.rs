@@ -2,21 +2,24 @@
 //!
 //! Records are appended to one segment, the open one, which takes its room on disk when it is begun and is cut to its size when it is
 //! full. Room is charged before it is taken and given back after it is free, so the directory is never larger than it may be.
+//! Content of each class has segments of its own, since whole segments go: of the lowest class first. Where there are few segments, all is of one class.
 
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use folio_engine::{Medium, TierEvent};
 
 use crate::index::{Fingerprint, Place};
 use crate::io::{File, Folder, PAGE, Pages, read_full, write_full};
 use crate::record::{self, VERSION};
 use crate::segment::{self, Contents, Entry, Found};
 use crate::store::{DiskStore, Segment, lock};
-use crate::types::{BlockKey, DiskConfig, OpenError, PutError};
+use crate::types::{About, Class, DiskConfig, OpenError, PutError};
 use crate::wear::Wear;
 
 /// Of the directory: its version, and the number of the next segment, so that no file name is used twice. `FOLIOKVD`, version and
-/// number in 4 bytes each, the CRC-32C of these 16.
+/// number in 4 bytes each, the CRC-32C of these 16; in 8 bytes a time that has passed, in seconds since 1970, and the CRC-32C of all 28.
 const ABOUT: &str = "store";
 const MAGIC: &[u8; 8] = b"FOLIOKVD";
 
@@ -24,8 +27,12 @@ const MAGIC: &[u8; 8] = b"FOLIOKVD";
 /// wrong in older ones shows when it is read.
 const TORN: usize = 8;
 
+/// With fewer segments than this they are not told apart by class.
+const SEGMENTS_FOR_CLASSES: u64 = 8;
+
 pub(crate) struct Writer {
-    open: Option<Arc<Open>>,
+    /// By class.
+    open: [Option<Arc<Open>>; Class::ALL.len()],
     pub next: u32,
     wear: Wear,
 }
@@ -59,13 +66,23 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    fn written(&self, key: &BlockKey, length: usize) {
-        let (segment, entry) =
-            (&self.open.segment, Entry { key: *key, page: self.page, length: length as u32 });
-        lock(&self.open.state).entries.push(entry);
-        segment.payload.fetch_add(length as u64, Relaxed);
+    fn written(&self, entry: Entry, about: &About<'_>) {
+        let (segment, Entry { key, length, .. }) = (&self.open.segment, entry);
+        lock(&self.open.state).entries.push(Entry { page: self.page, ..entry });
+        segment.payload.fetch_add(length.into(), Relaxed);
         self.store.touch(segment);
-        self.store.index.insert(key.into(), Place { segment: segment.number, page: self.page });
+        let place = Place { segment: segment.number, page: self.page };
+        self.store.note_end((&key).into(), place, entry.expires_s);
+        self.store.index.insert((&key).into(), place, || {
+            let is_told = key.group == 0 && !about.tokens.is_empty();
+            is_told.then(|| TierEvent::Stored {
+                medium: Medium::Disk,
+                tenant: about.tenant,
+                hash: key.hash,
+                parent: about.parent,
+                tokens: about.tokens.into(),
+            })
+        });
     }
 }
 
@@ -79,25 +96,35 @@ impl Drop for Room<'_> {
     }
 }
 
-fn about(page: &[u8]) -> Option<(u32, u32)> {
+/// Version, next number, and time.
+fn about(page: &[u8]) -> Option<(u32, u32, u64)> {
     let word = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
     let is_valid = &page[..8] == MAGIC && crc32c::crc32c(&page[..16]) == word(16);
-    is_valid.then(|| (word(8), word(12)))
+    let time = u64::from_le_bytes(page[20..28].try_into().expect("eight bytes"));
+    let time = if crc32c::crc32c(&page[..28]) == word(28) { time } else { 0 };
+    is_valid.then(|| (word(8), word(12), time))
 }
 
-fn about_page(next: u32) -> Pages {
+fn about_page(next: u32, now_s: u64) -> Pages {
     let mut page = Pages::new(PAGE);
     page[..8].copy_from_slice(MAGIC);
     page[8..12].copy_from_slice(&u32::from(VERSION).to_le_bytes());
     page[12..16].copy_from_slice(&next.to_le_bytes());
     let crc = crc32c::crc32c(&page[..16]);
     page[16..20].copy_from_slice(&crc.to_le_bytes());
+    page[20..28].copy_from_slice(&now_s.to_le_bytes());
+    let crc = crc32c::crc32c(&page[..28]);
+    page[28..32].copy_from_slice(&crc.to_le_bytes());
     page
 }
 
 impl Writer {
-    /// Looks at the directory's files, not into them but for its version. The segments come in the order of their numbers.
-    pub fn open(config: &DiskConfig, folder: &dyn Folder) -> Result<(Self, Vec<Arc<Segment>>), OpenError> {
+    /// Looks at the directory's files, not into them but for its version. The segments come in the order of their numbers, and behind them a
+    /// time that has passed.
+    pub fn open(
+        config: &DiskConfig,
+        folder: &dyn Folder,
+    ) -> Result<(Self, Vec<Arc<Segment>>, u64), OpenError> {
         let io = |error| OpenError::Io { dir: config.dir.clone(), error };
         let mut files = folder.list().map_err(io)?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
@@ -115,24 +142,26 @@ impl Writer {
                 used_at: AtomicU64::new(u64::from(number)),
                 fingerprints: OnceLock::new(),
                 is_foreign: AtomicBool::new(false),
+                class: AtomicU8::new(Class::default() as u8),
             }));
         }
+        let mut floor_s = 0;
         if files.iter().any(|file| file.name == ABOUT) {
             let mut page = Pages::new(PAGE);
             folder.open(ABOUT).and_then(|file| read_full(&*file, &mut page, 0)).map_err(io)?;
             let ours = u32::from(VERSION);
             match about(&page) {
-                Some((found, _)) if found != ours => {
+                Some((found, ..)) if found != ours => {
                     return Err(OpenError::Version { dir: config.dir.clone(), found, ours });
                 }
-                Some((_, known)) => next = next.max(known),
+                Some((_, known, time)) => (next, floor_s) = (next.max(known), time),
                 // A start that was interrupted: what there is says where to go on.
                 None => {}
             }
         } else {
             folder.create(ABOUT, PAGE as u64).map_err(io)?;
         }
-        Ok((Self { open: None, next, wear }, segments))
+        Ok((Self { open: Default::default(), next, wear }, segments, floor_s))
     }
 }
 
@@ -141,15 +170,15 @@ impl DiskStore {
         self.counters.bytes_written.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// `fill` makes the record of a block of `length` bytes, in whole pages.
+    /// `fill` makes the record, in whole pages.
     pub(crate) fn write_block(
         &self,
-        key: &BlockKey,
-        length: usize,
+        entry: Entry,
+        about: &About<'_>,
         fill: impl FnOnce(&mut [u8]) -> std::io::Result<()>,
     ) -> Result<(), PutError> {
-        let room = self.room(record::pages(length))?;
-        let mut record = self.buffers.take(record::pages(length) * PAGE);
+        let room = self.room(record::pages(entry.body()), about.class)?;
+        let mut record = self.buffers.take(record::pages(entry.body()) * PAGE);
         fill(&mut record)?;
         let written = write_full(&*room.open.file, &record, u64::from(room.page) * PAGE as u64);
         let bytes = record.len();
@@ -159,13 +188,16 @@ impl DiskStore {
             return Err(error.into());
         }
         self.wrote(bytes);
-        self.counters.payload_written.fetch_add(length as u64, Relaxed);
-        room.written(key, length);
+        self.counters.payload_written.fetch_add(entry.length.into(), Relaxed);
+        room.written(entry, about);
         Ok(())
     }
 
     /// Sets room aside.
-    fn room(&self, pages: usize) -> Result<Room<'_>, PutError> {
+    fn room(&self, pages: usize, class: Class) -> Result<Room<'_>, PutError> {
+        let has_classes =
+            self.config.bytes / (self.config.segment_bytes + PAGE as u64) >= SEGMENTS_FOR_CLASSES;
+        let class = if has_classes { class } else { Class::default() };
         let mut writer = lock(&self.writer);
         if self.is_off() {
             return Err(PutError::Off);
@@ -174,15 +206,15 @@ impl DiskStore {
             let state = lock(&open.state);
             state.next + pages + segment::footer_pages(state.reserved + 1) <= open.pages
         };
-        let fits = writer.open.as_ref().is_some_and(has_room);
+        let fits = writer.open[class as usize].as_ref().is_some_and(has_room);
         // With its line in the footer; a new segment has three pages more.
         let bytes = pages * PAGE + 64 + if fits { 0 } else { 3 * PAGE };
         if !writer.wear.take(bytes as u64) {
             return Err(PutError::WriteBudget);
         }
-        let open = match &writer.open {
+        let open = match &writer.open[class as usize] {
             Some(open) if fits => open.clone(),
-            _ => self.begin_segment(&mut writer)?,
+            _ => self.begin_segment(&mut writer, class)?,
         };
         let mut state = lock(&open.state);
         let page = state.next as u32;
@@ -193,8 +225,8 @@ impl DiskStore {
         Ok(Room { store: self, open, page })
     }
 
-    fn begin_segment(&self, writer: &mut Writer) -> Result<Arc<Open>, PutError> {
-        self.end_segment(writer);
+    fn begin_segment(&self, writer: &mut Writer, class: Class) -> Result<Arc<Open>, PutError> {
+        self.end_segment(writer, class);
         let charge = self.config.segment_bytes + PAGE as u64;
         while self.used.load(Relaxed) + charge > self.config.bytes {
             if !self.reclaim()? {
@@ -204,7 +236,7 @@ impl DiskStore {
         let number = writer.next;
         writer.next = number.checked_add(1).ok_or(PutError::Full)?;
         self.used.fetch_add(charge, Relaxed);
-        let file = self.create(number).inspect_err(|error| {
+        let file = self.create(number, class).inspect_err(|error| {
             self.turn_off(error);
             if self.folder.remove(&segment::name(number)).is_ok() {
                 self.used.fetch_sub(charge, Relaxed);
@@ -217,6 +249,7 @@ impl DiskStore {
             used_at: AtomicU64::new(0),
             fingerprints: OnceLock::new(),
             is_foreign: AtomicBool::new(false),
+            class: AtomicU8::new(class as u8),
         });
         self.touch(&segment);
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
@@ -224,21 +257,37 @@ impl DiskStore {
         let state = OpenState { entries: Vec::new(), reserved: 0, next: 1, writing: 0, is_full: false };
         let pages = (self.config.segment_bytes / PAGE as u64) as usize;
         let open = Arc::new(Open { segment, file, pages, state: Mutex::new(state) });
-        writer.open = Some(open.clone());
+        writer.open[class as usize] = Some(open.clone());
         Ok(open)
     }
 
     /// The number is taken before the file is there.
-    fn create(&self, number: u32) -> std::io::Result<Box<dyn File>> {
-        write_full(&*self.folder.open(ABOUT)?, &about_page(number + 1), 0)?;
+    fn create(&self, number: u32, class: Class) -> std::io::Result<Box<dyn File>> {
+        self.write_about(number + 1)?;
         let file = self.folder.create(&segment::name(number), self.config.segment_bytes)?;
-        write_full(&*file, &segment::first_page(), 0)?;
+        write_full(&*file, &segment::first_page(class), 0)?;
         self.wrote(2 * PAGE);
         Ok(file)
     }
 
-    pub(crate) fn end_segment(&self, writer: &mut Writer) {
-        if let Some(open) = writer.open.take() {
+    fn write_about(&self, next: u32) -> std::io::Result<()> {
+        write_full(&*self.folder.open(ABOUT)?, &about_page(next, self.wall.now_s()), 0)
+    }
+
+    /// The time, in the directory.
+    pub(crate) fn note_time(&self, writer: &Writer) {
+        match self.write_about(writer.next) {
+            Ok(()) => self.wrote(PAGE),
+            Err(error) => self.turn_off(&error),
+        }
+    }
+
+    pub(crate) fn end_segments(&self, writer: &mut Writer) {
+        Class::ALL.into_iter().for_each(|class| self.end_segment(writer, class));
+    }
+
+    fn end_segment(&self, writer: &mut Writer, class: Class) {
+        if let Some(open) = writer.open[class as usize].take() {
             let mut state = lock(&open.state);
             state.is_full = true;
             if state.writing == 0 {
@@ -255,7 +304,8 @@ impl DiskStore {
         if std::thread::panicking() {
             return;
         }
-        let contents = Contents { entries, layout: self.config.layout_digest, end: state.next as u32 };
+        let (layout, end) = (self.config.layout_digest, state.next as u32);
+        let contents = Contents { entries, layout, end, ..Contents::default() };
         if let Err(error) = self.write_footer(&open.segment, &*open.file, &contents) {
             self.turn_off(&error);
         }
@@ -279,7 +329,8 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Deletes the segment that was longest of no use to anybody. `false`: none can go just now.
+    /// Deletes a segment: one of which nothing is of use here, or else of the lowest class that which was longest of no use to anybody. `false`:
+    /// none can go just now.
     pub(crate) fn reclaim(&self) -> Result<bool, PutError> {
         let segment = {
             let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
@@ -287,7 +338,11 @@ impl DiskStore {
             let may_go = |segment: &&Arc<Segment>| {
                 Arc::strong_count(segment) == 1 && !segment.is_foreign.load(Relaxed)
             };
-            let least = segments.values().filter(may_go).min_by_key(|segment| segment.used_at.load(Relaxed));
+            let value = |segment: &&Arc<Segment>| {
+                let used_at = segment.used_at.load(Relaxed);
+                (used_at > 0, segment.class.load(Relaxed), used_at)
+            };
+            let least = segments.values().filter(may_go).min_by_key(value);
             let Some(number) = least.map(|segment| segment.number) else { return Ok(false) };
             segments.remove(&number).expect("it was just seen")
         };
@@ -301,6 +356,7 @@ impl DiskStore {
         let known = segment.fingerprints.get().map_or(&[][..], |known| known);
         let gone = known.iter().filter(|fingerprint| self.index.remove(**fingerprint, here)).count();
         self.counters.reclaimed.fetch_add(gone as u64, Relaxed);
+        self.forget_ends(segment.number);
         match self.folder.remove(&segment::name(segment.number)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 self.turn_off(&error);
@@ -338,9 +394,12 @@ impl DiskStore {
         };
         let is_ours = contents.layout == self.config.layout_digest;
         if is_ours {
-            for entry in &contents.entries {
+            segment.class.store(contents.class as u8, Relaxed);
+            for entry in contents.entries.iter().filter(|entry| !self.wall.is_over(entry.expires_s)) {
                 let place = Place { segment: segment.number, page: entry.page };
-                self.index.insert((&entry.key).into(), place);
+                // Who listens is told when all of it is known.
+                self.index.insert((&entry.key).into(), place, || None);
+                self.note_end((&entry.key).into(), place, entry.expires_s);
             }
         }
         let payload = contents.entries.iter().map(|entry| u64::from(entry.length)).sum();

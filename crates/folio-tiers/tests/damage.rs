@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use common::{block, config, copy, has, key, open, segments, tenant};
+use common::{ABOUT, block, config, copy, has, key, open, segments, tenant};
 use folio_tiers::io::{Directory, File, Folder, Listed};
 use folio_tiers::{DiskState, DiskStore, Miss, PutError};
 
@@ -21,7 +21,7 @@ fn a_death_at_any_byte_loses_nothing_before_it() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let store = open(&config(dir.path()));
     for number in 0..4 {
-        store.put(&key(number), &tenant(1), &block(number, LENGTH)).unwrap();
+        store.put(&key(number), &tenant(1), &block(number, LENGTH), &ABOUT).unwrap();
     }
     copy(dir.path(), other.path());
     let path = segments(other.path()).remove(0);
@@ -42,7 +42,7 @@ fn a_death_at_any_byte_loses_nothing_before_it() {
                 let end = 4096 * (1 + (number as usize + 1) * PAGES);
                 assert!(there || at < end, "cut at {at}, zeros {zeros}: block {number} is lost");
             }
-            store.put(&key(9), &tenant(1), &block(9, LENGTH)).unwrap();
+            store.put(&key(9), &tenant(1), &block(9, LENGTH), &ABOUT).unwrap();
             drop(store);
             let store = open(&config);
             assert!(has(&store, 9, &tenant(1), LENGTH));
@@ -62,7 +62,7 @@ fn flipped_bits_are_misses() {
         config.seal = seal;
         let store = open(&config);
         for number in 0..2 {
-            store.put(&key(number), &tenant(1), &block(number, 600)).unwrap();
+            store.put(&key(number), &tenant(1), &block(number, 600), &ABOUT).unwrap();
         }
         drop(store);
         copy(dir.path(), other.path());
@@ -93,7 +93,7 @@ fn what_is_not_asked_for_is_not_served() {
         found
     };
     for number in 0..4 {
-        store.put(&key(number), &tenant(1), &block(number, LENGTH)).unwrap();
+        store.put(&key(number), &tenant(1), &block(number, LENGTH), &ABOUT).unwrap();
     }
     assert_eq!(miss(&store, 0, 2, LENGTH), Miss::Key);
     assert_eq!(miss(&store, 1, 1, LENGTH + 1), Miss::Length);
@@ -166,11 +166,11 @@ fn a_disk_that_fails_turns_writing_off() {
         let folder = Failing(Directory::open(dir.path()).unwrap().unwrap(), how.clone());
         let store = DiskStore::open_in(config(dir.path()), Arc::new(folder)).unwrap();
         store.wait_indexed();
-        store.put(&key(1), &tenant(1), &block(1, LENGTH)).unwrap();
+        store.put(&key(1), &tenant(1), &block(1, LENGTH), &ABOUT).unwrap();
         how.store(failure, Relaxed);
-        assert!(matches!(store.put(&key(2), &tenant(1), &block(2, LENGTH)), Err(PutError::Io(_))));
+        assert!(matches!(store.put(&key(2), &tenant(1), &block(2, LENGTH), &ABOUT), Err(PutError::Io(_))));
         how.store(0, Relaxed);
-        assert!(matches!(store.put(&key(3), &tenant(1), &block(3, LENGTH)), Err(PutError::Off)));
+        assert!(matches!(store.put(&key(3), &tenant(1), &block(3, LENGTH), &ABOUT), Err(PutError::Off)));
         assert!(matches!(store.stats().state, DiskState::Off { .. }));
         assert!(has(&store, 1, &tenant(1), LENGTH));
         assert!(!store.contains(&key(2)));
@@ -193,7 +193,7 @@ fn room_is_reclaimed_and_never_exceeded() {
             scope.spawn(move || {
                 for number in 0..200 {
                     let number = thread * 1000 + number;
-                    match store.put(&key(number), &tenant(1), &block(number, LENGTH)) {
+                    match store.put(&key(number), &tenant(1), &block(number, LENGTH), &ABOUT) {
                         Ok(_) | Err(PutError::Full) => {}
                         Err(error) => panic!("{error}"),
                     }

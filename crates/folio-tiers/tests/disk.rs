@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{block, config, copy, has, key, open, segments, tenant};
+use common::{ABOUT, block, config, copy, has, key, open, segments, tenant};
 use folio_tiers::{DiskState, DiskStore, OpenError, PutError, Stored};
 
 #[test]
@@ -15,13 +15,19 @@ fn what_was_put_is_got_by_whoever_has_the_key() {
         let store = open(&config);
         for length in [0, 1, 63, 3904, 3905, 20000] {
             let number = length as u64;
-            assert_eq!(store.put(&key(number), &tenant(1), &block(number, length)).unwrap(), Stored::New);
+            assert_eq!(
+                store.put(&key(number), &tenant(1), &block(number, length), &ABOUT).unwrap(),
+                Stored::New
+            );
             assert!(store.contains(&key(number)));
             assert!(has(&store, number, &tenant(1), length));
-            assert_eq!(store.put(&key(number), &tenant(1), &block(number, length)).unwrap(), Stored::There);
+            assert_eq!(
+                store.put(&key(number), &tenant(1), &block(number, length), &ABOUT).unwrap(),
+                Stored::There
+            );
         }
         let text = vec![b'x'; 5000];
-        store.put(&key(99), &tenant(1), &text).unwrap();
+        store.put(&key(99), &tenant(1), &text, &ABOUT).unwrap();
         let on_disk: Vec<u8> = segments(dir.path()).iter().flat_map(|path| fs::read(path).unwrap()).collect();
         assert_eq!(on_disk.windows(64).any(|bytes| bytes == &text[..64]), !seal, "sealed means unreadable");
         let stats = store.stats();
@@ -41,7 +47,7 @@ fn a_restart_finds_everything() {
         config.seal = seal;
         let store = open(&config);
         for number in 0..40 {
-            store.put(&key(number), &tenant(1), &block(number, 9000)).unwrap();
+            store.put(&key(number), &tenant(1), &block(number, 9000), &ABOUT).unwrap();
         }
         if closed {
             store.close();
@@ -54,8 +60,8 @@ fn a_restart_finds_everything() {
         assert_eq!(store.stats().blocks, 40);
         assert_eq!(store.stats().payload_bytes, 40 * 9000);
         assert!((0..40).all(|number| has(&store, number, &tenant(1), 9000)));
-        assert_eq!(store.put(&key(3), &tenant(1), &block(3, 9000)).unwrap(), Stored::There);
-        assert_eq!(store.put(&key(50), &tenant(1), &block(50, 9000)).unwrap(), Stored::New);
+        assert_eq!(store.put(&key(3), &tenant(1), &block(3, 9000), &ABOUT).unwrap(), Stored::There);
+        assert_eq!(store.put(&key(50), &tenant(1), &block(50, 9000), &ABOUT).unwrap(), Stored::New);
     }
 }
 
@@ -79,6 +85,9 @@ fn sizes_that_cannot_work_are_refused() {
     }
     let store = open(&config(dir.path()));
     let most = store.max_block_bytes();
-    assert!(matches!(store.put(&key(1), &tenant(1), &vec![0; most + 1]), Err(PutError::TooLarge { .. })));
-    assert_eq!(store.put(&key(1), &tenant(1), &vec![0; most]).unwrap(), Stored::New);
+    assert!(matches!(
+        store.put(&key(1), &tenant(1), &vec![0; most + 1], &ABOUT),
+        Err(PutError::TooLarge { .. })
+    ));
+    assert_eq!(store.put(&key(1), &tenant(1), &vec![0; most], &ABOUT).unwrap(), Stored::New);
 }

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use common::{block, config, has, key, open, segments, tenant};
+use common::{ABOUT, block, config, has, key, open, segments, tenant};
 use folio_tiers::DiskConfig;
 use folio_tiers::export::{MoveError, Moved, export, import};
 
@@ -14,7 +14,7 @@ const BYTES: u64 = 4 << 20;
 fn filled(dir: &std::path::Path, numbers: std::ops::Range<u64>) {
     let store = open(&config(dir));
     for number in numbers {
-        store.put(&key(number), &tenant(1), &block(number, 5000)).unwrap();
+        store.put(&key(number), &tenant(1), &block(number, 5000), &ABOUT).unwrap();
     }
 }
 
@@ -25,14 +25,14 @@ fn what_is_exported_is_found_where_it_is_imported_by_who_has_the_key() {
     let dir = to.path().join("new");
     filled(from.path(), 0..40);
     let store = open(&config(from.path()));
-    let busy = export(from.path(), None, &file).unwrap_err().to_string();
+    let busy = export(from.path(), None, None, &file).unwrap_err().to_string();
     assert!(busy.contains("another process") && !file.exists(), "{busy}");
     drop(store);
-    let moved = export(from.path(), None, &file).unwrap();
+    let moved = export(from.path(), None, None, &file).unwrap();
     assert_eq!(moved, Moved { blocks: 40, bytes: 40 * 5000, known: 0, damaged: 0 });
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(
-        matches!(export(from.path(), None, &file), Err(MoveError::File { .. })),
+        matches!(export(from.path(), None, None, &file), Err(MoveError::File { .. })),
         "nothing is written over"
     );
     filled(&dir, 30..45);
@@ -53,15 +53,19 @@ fn one_layout_is_exported() {
     let (dir, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     filled(dir.path(), 0..5);
     let other = DiskConfig { layout_digest: [0xab; 32], ..config(dir.path()) };
-    open(&other).put(&key(50), &tenant(1), &block(50, 5000)).unwrap();
-    let blocks =
-        |layout, name: &str| export(dir.path(), layout, &out.path().join(name)).map(|moved| moved.blocks);
+    open(&other).put(&key(50), &tenant(1), &block(50, 5000), &ABOUT).unwrap();
+    let blocks = |layout, name: &str| {
+        export(dir.path(), layout, None, &out.path().join(name)).map(|moved| moved.blocks)
+    };
     assert_eq!(blocks(None, "last").unwrap(), 1);
     assert_eq!(blocks(Some("0707"), "first").unwrap(), 5);
     let error = blocks(Some("cd"), "none").unwrap_err().to_string();
     assert!(error.contains("\"cd\"") && !out.path().join("none").exists(), "{error}");
     let empty = tempfile::tempdir().unwrap();
-    assert!(matches!(export(empty.path(), None, &out.path().join("empty")), Err(MoveError::Layout { .. })));
+    assert!(matches!(
+        export(empty.path(), None, None, &out.path().join("empty")),
+        Err(MoveError::Layout { .. })
+    ));
 }
 
 /// Whatever a file holds, it is imported as a whole, or refused by name and nothing of it is.
@@ -70,7 +74,7 @@ fn of_a_file_that_is_damaged_or_made_up_nothing_is_imported() {
     let (from, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = out.path().join("blocks");
     filled(from.path(), 0..6);
-    export(from.path(), None, &file).unwrap();
+    export(from.path(), None, None, &file).unwrap();
     let good = fs::read(&file).unwrap();
     let (mut refused, mut whole) = (0, 0);
     let mut attempt = |bytes: &[u8], what: &str| {
@@ -130,7 +134,7 @@ fn where_not_all_can_be_stored_nothing_is() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (file, dir) = (to.path().join("blocks"), to.path().join("new"));
     filled(from.path(), 0..60);
-    export(from.path(), None, &file).unwrap();
+    export(from.path(), None, None, &file).unwrap();
     assert!(matches!(import(&dir, 300 << 10, &file), Err(MoveError::Room { .. })));
     // The second segment cannot be made.
     fs::create_dir_all(dir.join("0000000002.segment")).unwrap();
@@ -143,10 +147,34 @@ fn where_not_all_can_be_stored_nothing_is() {
     let mut bytes = fs::read(segment).unwrap();
     bytes[4096 + 300] ^= 1;
     fs::write(segment, bytes).unwrap();
-    let blocks = export(from.path(), None, &to.path().join("less")).unwrap();
+    let blocks = export(from.path(), None, None, &to.path().join("less")).unwrap();
     assert_eq!((blocks.blocks + blocks.damaged, blocks.damaged), (blocks_of(&dir), 1));
 }
 
 fn blocks_of(dir: &std::path::Path) -> u64 {
     folio_tiers::inspect::segments(dir, false).unwrap().iter().map(|segment| segment.blocks).sum()
+}
+
+#[test]
+fn one_tenants_blocks_are_exported_by_its_key() {
+    let (from, to, out) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open(&config(from.path()));
+    for number in 0..12 {
+        let owner = 1 + (number % 3) as u8;
+        store.put(&key(number), &tenant(owner), &block(number, 5000), &ABOUT).unwrap();
+    }
+    drop(store);
+    let file = out.path().join("two");
+    assert_eq!(export(from.path(), None, Some(&tenant(2)), &file).unwrap().blocks, 4);
+    let moved = import(to.path(), BYTES, &file).unwrap();
+    assert_eq!(moved.blocks, 4);
+    let store = open(&DiskConfig { dir: to.path().to_owned(), bytes: BYTES, ..config(to.path()) });
+    for number in 0..12 {
+        let owner = 1 + (number % 3) as u8;
+        assert_eq!(has(&store, number, &tenant(owner), 5000), owner == 2, "{number}");
+    }
+    drop(store);
+    let none = export(from.path(), None, Some(&tenant(9)), &out.path().join("none")).unwrap();
+    assert_eq!(none.blocks, 0, "of who has nothing there");
 }

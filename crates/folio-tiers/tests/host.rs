@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use common::device::{BLOCK_BYTES, compute, contents, device, filled, load_order, prompt, root, store_order};
 use folio_kv::BlockHashes;
-use folio_tiers::{Carried, Device, HostStore, Store};
+use folio_tiers::{Carried, Device, HostStore, Store, WallClock};
 
 fn kept(blocks: u64) -> std::sync::Arc<HostStore> {
-    HostStore::new(blocks * BLOCK_BYTES as u64)
+    HostStore::new(blocks * BLOCK_BYTES as u64, WallClock::default())
 }
 
 /// Computes blocks `from..to` of a prompt and stores them.
@@ -34,7 +34,7 @@ fn load(store: &HostStore, blocks: u32, windows: &[u32], hashes: &BlockHashes, t
 #[test]
 fn what_was_kept_is_found_and_loaded() {
     for windows in [&[][..], &[8, 12]] {
-        let host = HostStore::new(1 << 20);
+        let host = HostStore::new(1 << 20, WallClock::default());
         let (device, hashes) = (device(16, windows), prompt(1, 7, 10));
         assert_eq!(host.find(&device, &hashes, 10), []);
         let done = store(&host, &device, &hashes, 0, 10);
@@ -61,7 +61,7 @@ fn nobody_elses_and_of_no_other_length() {
     let mut stolen = load_order(&mine, contents(&device, &mine, 0, 4));
     stolen.root = root(2);
     assert_eq!(host.load(&device, &stolen, &mut Vec::new()), Carried { left: 4, ..Carried::default() });
-    assert_eq!(host.stats().misses, [("key", 1), ("length", 0)]);
+    assert_eq!(host.stats().misses, [("key", 1), ("length", 0), ("expired", 0)]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{block, config, open, segments, tenant};
+use common::{ABOUT, block, config, open, segments, tenant};
 use folio_tiers::inspect::{self, SegmentState};
 
 #[test]
@@ -12,7 +12,7 @@ fn what_there_is_and_what_of_it_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&config(dir.path()));
     for number in 0..30 {
-        store.put(&common::key(number), &tenant(1), &block(number, 5000)).unwrap();
+        store.put(&common::key(number), &tenant(1), &block(number, 5000), &ABOUT).unwrap();
     }
     let busy = inspect::segments(dir.path(), false).unwrap_err().to_string();
     assert!(busy.contains("another process"), "{busy}");
@@ -47,7 +47,7 @@ fn the_oldest_go_until_the_rest_fits() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&config(dir.path()));
     for number in 0..30 {
-        store.put(&common::key(number), &tenant(1), &block(number, 5000)).unwrap();
+        store.put(&common::key(number), &tenant(1), &block(number, 5000), &ABOUT).unwrap();
     }
     drop(store);
     let before = inspect::segments(dir.path(), false).unwrap();

@@ -14,7 +14,7 @@ use common::device::{
 };
 use folio_kv::BlockHashes;
 use folio_tiers::remote::{Fault, Name, ObjectLimits, Objects, RemoteStore};
-use folio_tiers::{Carried, Device, Store};
+use folio_tiers::{Carried, Device, Store, WallClock};
 
 const LAYOUT: [u8; 32] = [9; 32];
 /// Of four blocks.
@@ -106,7 +106,7 @@ impl Objects for Shelf {
 }
 
 fn engine(shelf: &Arc<Shelf>) -> Arc<RemoteStore> {
-    RemoteStore::new(shelf.clone(), LAYOUT, None).unwrap()
+    RemoteStore::new(shelf.clone(), LAYOUT, None, WallClock::default()).unwrap()
 }
 
 fn store_all(store: &RemoteStore, hashes: &BlockHashes, to: u32, windows: &[u32]) -> Carried {
@@ -159,7 +159,7 @@ fn what_one_engine_stores_another_finds_and_loads() {
     assert_eq!(shelf.puts.load(SeqCst), puts);
     // Another tenant, with the same tokens, finds nothing, and so does whoever computes otherwise.
     assert_eq!(other.find(&small(), &prompt(2, 7, 42), 41), []);
-    let otherwise = RemoteStore::new(shelf.clone(), [8; 32], None).unwrap();
+    let otherwise = RemoteStore::new(shelf.clone(), [8; 32], None, WallClock::default()).unwrap();
     assert_eq!(otherwise.find(&small(), &hashes, 41), []);
 }
 
@@ -241,7 +241,7 @@ fn a_store_that_was_tampered_with_gives_misses() {
         (
             "another version",
             each(|value| {
-                value[8] = 2;
+                value[8] = 3;
                 let crc = crc32c::crc32c(&value[..188]);
                 value[188..192].copy_from_slice(&crc.to_le_bytes());
             }),
@@ -291,7 +291,7 @@ fn a_store_that_was_replayed_gives_misses() {
         let (shelf, other) = (Arc::new(Shelf::default()), Arc::new(Shelf::default()));
         let hashes = prompt(1, 7, 4);
         store_all(&engine(&shelf), &hashes, 4, &[]);
-        let strange = RemoteStore::new(other.clone(), layout, None).unwrap();
+        let strange = RemoteStore::new(other.clone(), layout, None, WallClock::default()).unwrap();
         store_all(&strange, &prompt(tenant, 7, 4), 4, &[]);
         let value = other.values.lock().unwrap().values().next().unwrap().clone();
         shelf.change(|_, own| *own = value.clone());
@@ -413,8 +413,13 @@ fn a_server_that_is_full_is_read() {
 fn a_server_that_was_gone_at_the_start_is_found_later() {
     let shelf = Arc::new(Shelf::default());
     shelf.how.store(3, SeqCst);
-    let store =
-        RemoteStore::new(shelf.clone(), LAYOUT, Some(Fault::Broken("nobody is there".into()))).unwrap();
+    let store = RemoteStore::new(
+        shelf.clone(),
+        LAYOUT,
+        Some(Fault::Broken("nobody is there".into())),
+        WallClock::default(),
+    )
+    .unwrap();
     assert_eq!(store.stats().off.as_deref(), Some("nobody is there"));
     let hashes = prompt(1, 7, 8);
     assert_eq!(store_all(&store, &hashes, 8, &[]).left, 8);

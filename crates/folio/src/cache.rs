@@ -1,10 +1,16 @@
 //! `folio cache`: a folder of `--disk-kv`, looked at without a server.
 
-use anyhow::{Result, bail};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use folio_kv::Root;
+use folio_server::{Keyring, owner_digest};
+use folio_tiers::DataKey;
 use folio_tiers::export::{self, Moved};
 use folio_tiers::inspect::{self, SegmentInfo, SegmentState};
 
 use crate::cli::CacheAction;
+use crate::keys;
 use crate::units;
 
 pub fn run(action: CacheAction) -> Result<()> {
@@ -32,8 +38,10 @@ pub fn run(action: CacheAction) -> Result<()> {
             let (blocks, bytes) = sums(&gone);
             println!("deleted {} segments with {blocks} blocks, {}", gone.len(), units::bytes(bytes));
         }
-        CacheAction::Export { folder, layout, file } => {
-            let moved = export::export(&folder.dir, layout.as_deref(), &file)?;
+        CacheAction::Export { folder, layout, tenant, keyring, keyring_key, file } => {
+            let keyring = keyring.unwrap_or_else(|| folder.dir.join("keyring"));
+            let key = tenant.map(|tenant| key_of(&keyring, keyring_key.as_deref(), &tenant)).transpose()?;
+            let moved = export::export(&folder.dir, layout.as_deref(), key.as_ref(), &file)?;
             say("wrote", &moved);
         }
         CacheAction::Import { folder, size, file } => {
@@ -43,6 +51,15 @@ pub fn run(action: CacheAction) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What a tenant's blocks are sealed with.
+fn key_of(keyring: &Path, key: Option<&Path>, tenant: &str) -> Result<DataKey> {
+    keys::exists(keyring).context("--keyring")?;
+    match Keyring::find(keyring, keys::wrapping(key)?.as_ref(), &owner_digest(tenant))? {
+        Some(secret) => Ok(Root::data_key_of(&secret).into()),
+        None => bail!("{} knows nobody by the name of {tenant:?}", keyring.display()),
+    }
 }
 
 fn say(done: &str, moved: &Moved) {

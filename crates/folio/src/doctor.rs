@@ -1,6 +1,7 @@
 //! `folio doctor`: what this machine can do, and how far a model can get on it.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use clap::Parser;
 use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
 use folio_cuda::machine::{Effort, Rates};
@@ -9,12 +10,12 @@ use serde_json::{Value, json};
 
 use crate::bench::limits::{Costs, Limit};
 use crate::bench::table;
-use crate::cli::{DoctorArgs, KvDtype};
+use crate::cli::{DoctorArgs, EngineArgs, KvDtype, Speculate};
 use crate::device::{Device, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::models::{Aliases, Source};
-use crate::runtime::{WeightArgs, Weights};
-use crate::{memory, units};
+use crate::runtime::{Pair, Runtime, WeightArgs, Weights};
+use crate::{memory, profile, units, why};
 
 /// Prompt, and context of the decoded tokens, that a model's limits are given for.
 const PROMPT: u32 = 512;
@@ -22,6 +23,10 @@ const DEPTH: u32 = 128;
 const DEEP: u32 = 8192;
 
 pub fn run(args: &DoctorArgs) -> Result<()> {
+    if let Some(url) = &args.url {
+        return why::run(url, args.api_key.as_deref(), args.request.as_deref(), args.json);
+    }
+    has_drafter(args)?;
     let parse = |model: &str| Source::parse(Some(model), &Aliases::default());
     let source = args.model.as_deref().map(parse).transpose()?;
     let counts = thread_counts(args.threads.map_or_else(CpuBackend::detect_threads, |n| n as usize));
@@ -33,12 +38,80 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     // Threads say how far to measure; a GPU computes without them.
     let threads = args.threads.filter(|_| gpu.is_none());
     let model = source.map(|source| Far::measure(&source, args, threads, &machines)).transpose()?;
+    if let Some(file) = &args.write_profile {
+        let written = profile::write(&report(&machines, gpu.as_ref(), None), file.as_deref())?;
+        eprintln!("this machine's limits are in {}", written.display());
+    }
+    let pair = pair(args, threads)?;
     if args.json {
-        println!("{:#}", report(&machines, gpu.as_ref(), model.as_ref()));
+        let mut report = report(&machines, gpu.as_ref(), model.as_ref());
+        report["pair"] = json!(pair.as_ref().map(pair_json));
+        println!("{report:#}");
     } else {
         print!("{}", text(&machines, gpu.as_ref(), model.as_ref()));
+        print!("{}", pair.as_ref().map(pair_text).unwrap_or_default());
     }
     Ok(())
+}
+
+/// Drafts of a step, for which its tokens are told.
+const DRAFTS: u32 = 3;
+
+/// Whether what drafts is to be looked at, too.
+fn has_drafter(args: &DoctorArgs) -> Result<bool> {
+    match (&args.draft_model, args.speculate) {
+        (None, None) => Ok(false),
+        (Some(_), _) | (None, Some(Speculate::Mtp)) => Ok(true),
+        (None, Some(_)) => bail!(
+            "--speculate: what is told is how a model or a head fits MODEL: give --draft-model, or --speculate mtp"
+        ),
+    }
+}
+
+/// What a model and what drafts for it are to each other, where something is to draft.
+fn pair(args: &DoctorArgs, threads: Option<u32>) -> Result<Option<Pair>> {
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+    if !has_drafter(args)? {
+        return Ok(None);
+    }
+    let engine = EngineArgs {
+        draft_model: args.draft_model.clone(),
+        speculate: args.speculate,
+        quantize: args.quantize,
+        device: args.device,
+        threads,
+        ..Flags::try_parse_from(["folio"])?.engine
+    };
+    Ok(Runtime::start(args.model.as_deref(), &engine)?.pair)
+}
+
+fn pair_json(pair: &Pair) -> Value {
+    json!({
+        "drafter": pair.drafter.name(),
+        "name": pair.name,
+        "places": pair.found.places,
+        "same": pair.found.same,
+        "drafts": DRAFTS,
+        "tokens_per_step": pair.found.tokens_per_step(DRAFTS),
+        "doubt": pair.doubt,
+    })
+}
+
+fn pair_text(pair: &Pair) -> String {
+    let Pair { name, drafter, found, doubt } = pair;
+    let mut out = format!(
+        "\n{name} ({}) says what the model says at {} of {} places of a short text: about {:.1} tokens in a step of {DRAFTS} drafts\n",
+        drafter.name(),
+        found.same,
+        found.places,
+        found.tokens_per_step(DRAFTS),
+    );
+    out += &doubt.as_ref().map(|doubt| format!("{doubt}\n")).unwrap_or_default();
+    out
 }
 
 /// A GPU and what it can do.

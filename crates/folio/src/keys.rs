@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use folio_server::keys::{self, KeyRecord, NewKey, Scope};
-use folio_server::{Keyring, owner_digest, unix_s};
+use folio_server::{Keyring, WrappingKey, owner_digest, unix_s};
 
 use crate::cli::KeysAction;
 
@@ -20,17 +20,35 @@ pub fn run(action: KeysAction) -> Result<()> {
             println!("revoked {} of {}", record.id, record.tenant);
             Ok(())
         }
-        KeysAction::Forget { keyring, tenant } => {
-            if !keyring.exists() {
-                bail!("there is no keyring {}", keyring.display());
-            }
-            if !Keyring::forget(&keyring, &owner_digest(&tenant))? {
+        KeysAction::Wrap { keyring, from, to } => {
+            exists(&keyring)?;
+            let (from, to) = (wrapping(from.as_deref())?, wrapping(to.as_deref())?);
+            Keyring::wrap(&keyring, from.as_ref(), to.as_ref())?;
+            let how = if to.is_some() { "wrapped" } else { "not wrapped any more" };
+            println!("the secrets of {} are {how}", keyring.display());
+            Ok(())
+        }
+        KeysAction::Forget { keyring, keyring_key, tenant } => {
+            exists(&keyring)?;
+            let key = wrapping(keyring_key.as_deref())?;
+            if !Keyring::forget(&keyring, key.as_ref(), &owner_digest(&tenant))? {
                 bail!("{} knows nobody by the name of {tenant:?}", keyring.display());
             }
             println!("forgot {tenant}: what was kept of it cannot be read any more");
             Ok(())
         }
     }
+}
+
+pub fn exists(keyring: &Path) -> Result<()> {
+    match keyring.exists() {
+        true => Ok(()),
+        false => bail!("there is no keyring {}", keyring.display()),
+    }
+}
+
+pub fn wrapping(key: Option<&Path>) -> Result<Option<WrappingKey>> {
+    Ok(key.map(WrappingKey::read).transpose()?)
 }
 
 fn create(

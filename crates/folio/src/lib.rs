@@ -17,6 +17,7 @@ mod load_format;
 mod memory;
 mod models;
 mod packed_cache;
+mod profile;
 mod progress;
 mod quantize;
 mod quantizing;
@@ -26,6 +27,7 @@ pub mod runtime;
 mod serve;
 mod session;
 mod units;
+mod why;
 
 use anyhow::Result;
 use clap::CommandFactory;

@@ -1,4 +1,4 @@
-//! A chat with any OpenAI-compatible server, for `folio chat --url`.
+//! Asking other servers: a chat with any OpenAI-compatible one for `folio chat --url`, and what one of Folio's says of itself.
 
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,19 +25,42 @@ pub fn base_url(url: &str) -> String {
     if url.ends_with("/v1") { url } else { format!("{url}/v1") }
 }
 
+/// What a server says at `path` below `/v1`.
+pub fn get(url: &str, key: Option<&str>, path: &str, query: &[(&str, &str)]) -> Result<Value> {
+    ask(&agent(), &format!("{}/{path}", base_url(url)), key, query)
+}
+
+fn agent() -> ureq::Agent {
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_connect(Some(Duration::from_secs(10)))
+        .build();
+    config.into()
+}
+
+/// The JSON that is at `url`; what the server refuses is an error in its words.
+fn ask(agent: &ureq::Agent, url: &str, key: Option<&str>, query: &[(&str, &str)]) -> Result<Value> {
+    let mut request = agent.get(url);
+    for (name, value) in query {
+        request = request.query(*name, *value);
+    }
+    if let Some(key) = key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    let mut response = request.call().with_context(|| format!("no answer from {url}"))?;
+    let body = response.body_mut().read_to_string().with_context(|| url.to_owned())?;
+    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} did not answer JSON"))?;
+    if let Some(message) = body["error"]["message"].as_str() {
+        bail!("{url}: {message}");
+    }
+    Ok(body)
+}
+
 impl Remote {
     /// Asks for the served models; `model` overrides the first of them.
     pub fn connect(url: &str, key: Option<&str>, model: Option<&str>) -> Result<Self> {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(Duration::from_secs(10)))
-            .build();
-        let mut remote = Self {
-            agent: config.into(),
-            base: base_url(url),
-            key: key.map(str::to_owned),
-            model: String::new(),
-        };
+        let mut remote =
+            Self { agent: agent(), base: base_url(url), key: key.map(str::to_owned), model: String::new() };
         remote.model = match model {
             Some(model) => model.to_owned(),
             None => remote.first_model()?,
@@ -47,17 +70,7 @@ impl Remote {
 
     fn first_model(&self) -> Result<String> {
         let url = format!("{}/models", self.base);
-        let mut request = self.agent.get(&url);
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let mut response = request.call().with_context(|| format!("no answer from {url}"))?;
-        let body = response.body_mut().read_to_string().with_context(|| url.clone())?;
-        let body: Value =
-            serde_json::from_str(&body).with_context(|| format!("{url} did not answer JSON"))?;
-        if let Some(message) = body["error"]["message"].as_str() {
-            bail!("{url}: {message}");
-        }
+        let body = ask(&self.agent, &url, self.key.as_deref(), &[])?;
         let name = body["data"][0]["id"].as_str();
         name.map(str::to_owned).ok_or_else(|| anyhow!("{url} lists no model"))
     }

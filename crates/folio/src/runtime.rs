@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use folio_engine::drafting_executor::{Agreement, Pool};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
-    DRAFTS_MAX, Drafter, EngineHandle, EventFeed, ModelExecutor, SchedulerConfig, Speculation, SystemClock,
-    Tier,
+    DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig, Speculation,
+    SystemClock, Tier,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, Layout, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
@@ -27,6 +28,7 @@ use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
 use sha2::{Digest, Sha256};
 
 use crate::cli::{EngineArgs, Quantize, Sizes};
+use crate::load_format::LoadFormat;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 use draft::Draft;
@@ -49,12 +51,32 @@ pub struct Runtime {
     pub report: Report,
     /// Where drafts come from for a request that says nothing of it.
     pub drafter: Option<Drafter>,
+    /// How well what drafts fits the model, where it is a model or a head.
+    pub pair: Option<Pair>,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
     /// KV off the device, the nearest first.
     tiers: Vec<Arc<dyn Tier>>,
     /// What was downloaded of this model and its draft model stays while they are served.
     _held: Vec<Held>,
+}
+
+/// How often a model and what drafts for it say the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pair {
+    pub name: String,
+    pub drafter: Drafter,
+    pub found: Agreement,
+    /// What is probably wrong, where that is hardly ever.
+    pub doubt: Option<String>,
+}
+
+impl Pair {
+    fn new(name: String, drafter: Drafter, found: Agreement) -> Self {
+        let doubt = draft::doubt(&name, drafter, found);
+        doubt.iter().for_each(|doubt| tracing::warn!("{doubt}"));
+        Self { name, drafter, found, doubt }
+    }
 }
 
 impl Runtime {
@@ -76,10 +98,13 @@ impl Runtime {
         let max_model_len = u32::try_from(model.max_model_len).context("the model's context length")?;
         let tenant_weights = tenants.weights();
         let sizes = args.sizes(device.is_gpu());
-        let drafter = args.drafter(head.is_some())?;
+        let drafter = args.drafter(head.as_ref().map(|head| head.drafter))?;
         let mut config = SchedulerConfig { tenant_weights, ..scheduler_config(args, &sizes, max_model_len) };
         let mut draft = match &head {
-            Some(head) => Some(Draft::of_head(head, args, &sizes, &checkpoint, model.max_model_len)?),
+            Some(head) => {
+                let of = (&checkpoint, source.name());
+                Some(Draft::of_head(head, args, &sizes, of, model.max_model_len)?)
+            }
             None => Draft::load(args, &tokenizer)?,
         };
         held.extend(draft.iter_mut().flat_map(|draft| std::mem::take(&mut draft.held)));
@@ -140,12 +165,23 @@ impl Runtime {
             sizes.max_num_batched_tokens as usize,
             logit_rows(&sizes),
         );
-        let executor = match (draft, pool.windows.last()) {
-            (Some(draft), Some(of_draft)) => {
-                draft.executor(model_executor, groups, of_draft.blocks, &sizes, model.vocab)?
+        let (executor, pair): (Box<dyn Executor>, _) = match draft {
+            Some(draft) => {
+                let first = Pool { block_tokens: args.block_size, blocks: pool.blocks };
+                let of_group = |of: &GroupConfig| Pool { block_tokens: of.block_tokens, blocks: of.blocks };
+                let pools: Vec<Pool> = [first].into_iter().chain(pool.windows.iter().map(of_group)).collect();
+                let (name, by) = (draft.name.clone(), draft.drafter);
+                // What weights that are made up say means nothing.
+                let text = match args.load_format {
+                    LoadFormat::Auto => draft::text(&tokenizer)?,
+                    LoadFormat::Dummy(_) => Vec::new(),
+                };
+                let (executor, found) = draft.executor(model_executor, &pools, &sizes, model.vocab, &text)?;
+                (executor, found.filter(|found| found.places > 0).map(|found| Pair::new(name, by, found)))
             }
-            _ => Box::new(model_executor),
+            None => (Box::new(model_executor), None),
         };
+        report.describe_pair(pair.as_ref());
         let engine = folio_engine::start(EngineParts {
             config,
             cache,
@@ -167,6 +203,7 @@ impl Runtime {
             format,
             layout_digest,
             report,
+            pair,
             model,
             drafter,
             saving,

@@ -9,13 +9,16 @@ use anyhow::{Context, Result, bail};
 use folio_engine::EventFeed;
 use folio_events::{KvEventsConfig, Source};
 use folio_model::GenerationConfig;
+use folio_model::backend::{KvFormat, KvLayout};
+use folio_server::why::{Targets, WhyConfig};
 use folio_server::{
     AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
-    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, is_pattern,
+    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, WrappingKey, is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
 use crate::cli::{Pooling, ServeArgs, UnknownFields};
+use crate::profile;
 use crate::runtime::{Loaded, Runtime};
 
 /// Open files that are no connections: weights, logs, the runtime's own.
@@ -31,6 +34,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
     let runtime = Runtime::serving(loaded, &args.engine, &config.tenants, feed)?;
     config.speculate = runtime.drafter;
+    config.why.int8_times = int8_times(&runtime.model.kv_layout);
+    config.why.roofline = profile::roofline(args.machine_profile.as_deref(), &runtime)?;
     runtime.report.print();
     let mut names = args.served_model_name.clone();
     // Patterns are names to ask by; what it is called is another.
@@ -85,6 +90,16 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     })?;
     runtime.join(Duration::from_secs(args.drain_timeout));
     Ok(())
+}
+
+/// How many times as many tokens the same memory would hold as int8, where that is more.
+fn int8_times(layout: &KvLayout) -> Option<f64> {
+    let bytes = |layout: &KvLayout| layout.bytes_per_token() as f64;
+    let mut smaller = layout.clone();
+    for format in smaller.groups.iter_mut().flat_map(|group| &mut group.formats) {
+        *format = KvFormat::Int8;
+    }
+    Some(bytes(layout) / bytes(&smaller)).filter(|times| *times > 1.0)
 }
 
 /// Lets this process open as many files as it may at all; returns how many, if there is a limit.
@@ -147,7 +162,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         );
     }
     Ok(ServerConfig {
-        keyring: keyring.as_deref().map(Keyring::open).transpose()?.unwrap_or_default(),
+        keyring: open_keyring(keyring.as_deref(), args.keyring_key.as_deref())?,
         key_file: args.keys.clone(),
         usage_file: args.usage.clone(),
         audit_file: args.audit_log.clone(),
@@ -160,6 +175,14 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
         hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
+        why: WhyConfig {
+            price_per_hour: args.price_per_hour,
+            targets: Targets {
+                chat: Duration::from_millis(args.ttft_chat),
+                completion: Duration::from_millis(args.ttft_completion),
+            },
+            ..WhyConfig::default()
+        },
         kv_events: kv_events(args)?,
         // Known when what drafts is open.
         speculate: None,
@@ -187,6 +210,17 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
 }
 
 /// What is told of the cache, and the way out of the engine.
+fn open_keyring(keyring: Option<&Path>, key: Option<&Path>) -> Result<Keyring> {
+    let key = key.map(WrappingKey::read).transpose()?;
+    match keyring {
+        Some(path) => Ok(Keyring::open(path, key.as_ref())?),
+        None if key.is_some() => {
+            bail!("--keyring-key wraps a keyring, and there is none: give --keyring FILE")
+        }
+        None => Ok(Keyring::default()),
+    }
+}
+
 fn kv_events(args: &ServeArgs) -> Result<Option<Source>> {
     let (json, endpoint) = (args.kv_events_config.as_deref(), args.kv_events_endpoint.as_deref());
     let flag = if json.is_some() { "--kv-events-config" } else { "--kv-events-endpoint" };
@@ -317,6 +351,15 @@ fn api_keys(given: &[Secret], file: Option<&Path>) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn int8_holds_more_where_kv_is_larger_and_nothing_is_said_where_it_is_not() {
+        let layout = |format| KvLayout::full(2, 4, 64, format, 16);
+        let times = int8_times(&layout(KvFormat::BF16)).expect("bf16 is larger");
+        assert!((times - 128.0 / 66.0).abs() < 1e-9, "{times}");
+        assert_eq!(int8_times(&layout(KvFormat::Int8)), None);
+        assert_eq!(int8_times(&layout(KvFormat::Int4)), None);
+    }
 
     #[test]
     fn keys_come_from_flags_and_file() {

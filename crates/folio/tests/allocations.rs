@@ -6,11 +6,13 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
 
 use folio_cpu::{CpuBackend, CpuOptions};
+use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
-    Event, EventFeed, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams, Scheduler,
-    SchedulerConfig,
+    EngineParts, Event, EventFeed, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams,
+    Scheduler, SchedulerConfig, SystemClock,
 };
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TableEdit, TensorView};
@@ -100,6 +102,7 @@ fn root() -> Root {
 fn nothing_is_allocated_after_warm_up() {
     steps();
     overlap();
+    the_loop();
     evictions();
     experts();
 }
@@ -200,6 +203,64 @@ fn overlap() {
     }
     assert!(scheduler.counters().steps_ahead > 280, "{:?}", scheduler.counters());
     assert!(counted.is_empty(), "(step, calls to the allocator): {counted:?}");
+}
+
+/// Waits in its first step until all requests were sent, and says how often the allocator was called between two later ones.
+struct Watched {
+    executor: ModelExecutor,
+    sent: Arc<Barrier>,
+    steps: u32,
+    before: u64,
+    calls: mpsc::SyncSender<u64>,
+}
+
+impl Executor for Watched {
+    fn depth(&self) -> usize {
+        self.executor.depth()
+    }
+
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.steps += 1;
+        match self.steps {
+            1 => drop(self.sent.wait()),
+            // Two lists of tenants were published since.
+            100 => self.before = CALLS.load(Ordering::Relaxed),
+            290 => self.calls.send(CALLS.load(Ordering::Relaxed) - self.before).expect("the test waits"),
+            _ => {}
+        }
+        self.executor.begin(plan)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        self.executor.finish()
+    }
+}
+
+/// All of the engine's loop: mailbox, steps, sinks, figures, what is told of the cache.
+fn the_loop() {
+    let cache = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
+    let (sent, (calls, counted)) = (Arc::new(Barrier::new(2)), mpsc::sync_channel(1));
+    let executor = ModelExecutor::new(Box::new(Same::default()), 1000, ROWS, 64);
+    let handle = folio_engine::start(EngineParts {
+        config: SchedulerConfig::default(),
+        cache: KvCache::new(cache, default_policy(0.01)),
+        executor: Box::new(Watched { executor, sent: sent.clone(), steps: 0, before: 0, calls }),
+        clock: Arc::new(SystemClock::new()),
+        vocab: 1000,
+        tiers: Vec::new(),
+        events: Some(Arc::new(EventFeed::new(1024, 16))),
+    })
+    .expect("an engine");
+    for id in 0..SEQUENCES {
+        let prompt = (0..PROMPT).map(|i| (i * 37 + id as u32 * 101) % 1000).collect::<Vec<_>>();
+        let request = Request::new(RequestId(id), TenantId(1), root(), prompt.into(), sampling(id));
+        handle.submit(request, Box::new(|_: Event| true)).expect("a request");
+    }
+    sent.wait();
+    let calls = counted.recv().expect("the engine gets so far");
+    assert_eq!(calls, 0, "calls to the allocator in 190 turns of the loop");
+    handle.stop();
+    handle.join();
 }
 
 /// A backend alone, on a mixture of experts: steps of one row, of several, and of more than workers pack for themselves.

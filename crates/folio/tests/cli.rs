@@ -135,6 +135,124 @@ fn a_head_changes_no_token_and_is_known_by_its_configuration() {
     assert!(what.contains("convert it to model.safetensors"), "{what}");
 }
 
+/// What `folio doctor` says of the built-in model and a drafter.
+fn pair(drafter: &[&str]) -> Value {
+    let report = stdout(&[&["doctor", "demo", "--threads", "1", "--json"], drafter].concat());
+    serde_json::from_str::<Value>(&report).expect("JSON")["pair"].take()
+}
+
+#[test]
+fn a_head_that_reads_other_layers_is_doubted_and_the_right_one_is_not() {
+    let right = pair(&["--draft-model", HEAD]);
+    let share =
+        |pair: &Value| pair["same"].as_f64().expect("a number") / pair["places"].as_f64().expect("a number");
+    assert_eq!((&right["drafter"], &right["doubt"]), (&"eagle3".into(), &Value::Null), "{right}");
+    assert!(share(&right) > 0.3 && right["places"].as_u64() > Some(50), "{right}");
+    let same = pair(&["--draft-model", "demo"]);
+    assert_eq!(
+        (same["same"].as_u64(), same["tokens_per_step"].as_f64()),
+        (same["places"].as_u64(), Some(4.0))
+    );
+    // It reads layers 2, 2 and 1: their inputs.
+    let folder = tempfile::tempdir().expect("a folder");
+    let (place, path) = (folder.path().to_str().expect("text"), folder.path().join("config.json"));
+    std::fs::copy(format!("{HEAD}/model.safetensors"), folder.path().join("model.safetensors"))
+        .expect("copied");
+    let config = std::fs::read_to_string(format!("{HEAD}/config.json")).expect("text");
+    let reading = |layers: [u32; 3]| {
+        let mut config: Value = serde_json::from_str(&config).expect("JSON");
+        config["eagle_aux_hidden_state_layer_ids"] = json!(layers);
+        std::fs::write(&path, config.to_string()).expect("written");
+        pair(&["--draft-model", place])
+    };
+    assert_eq!(reading([2, 2, 1])["same"], right["same"]);
+    let wrong = reading([1, 2, 2]);
+    assert!(share(&wrong) < 0.3, "{wrong} {right}");
+    let doubt = wrong["doubt"].as_str().expect("a sentence");
+    for part in [
+        format!("at {} of {} places", wrong["same"], wrong["places"]),
+        "eagle_aux_hidden_state_layer_ids".to_owned(),
+        "norm_before_residual".to_owned(),
+        "hidden states of another model".to_owned(),
+    ] {
+        assert!(doubt.contains(&part), "{doubt}");
+    }
+    // Serving says it, too, and goes on.
+    let run = output(&[&STORY[..], &["--draft-model", place]].concat());
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success() && said.contains("places of a short text"), "{said}");
+}
+
+/// The built-in model with an MTP head: its last layer once more, which reads the hidden state alone.
+fn with_mtp() -> tempfile::TempDir {
+    let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo"));
+    let folder = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir(&demo).expect("the built-in model").flatten() {
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("copied");
+    }
+    let file = std::fs::read(demo.join("model.safetensors")).expect("weights");
+    let start = 8 + u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
+    let mut header: serde_json::Map<String, Value> = serde_json::from_slice(&file[8..start]).expect("JSON");
+    let mut data = file[start..].to_vec();
+    let last = header.iter().filter_map(|(name, entry)| {
+        Some((format!("mtp.layers.0.{}", name.strip_prefix("model.layers.3.")?), entry.clone()))
+    });
+    for (name, mut entry) in last.collect::<Vec<(String, Value)>>() {
+        let place = |at: usize| entry["data_offsets"][at].as_u64().expect("an offset") as usize;
+        let (begin, range) = (data.len(), place(0)..place(1));
+        data.extend_from_within(range);
+        entry["data_offsets"] = json!([begin, data.len()]);
+        header.insert(name, entry);
+    }
+    let one = 0x3f80u16.to_le_bytes();
+    let mut add = |name: &str, shape: &[usize], value: &dyn Fn(usize) -> bool| {
+        let (begin, values) = (data.len(), shape.iter().product::<usize>());
+        data.extend((0..values).flat_map(|at| if value(at) { one } else { [0; 2] }));
+        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, data.len()]});
+        header.insert(format!("mtp.{name}.weight"), entry);
+    };
+    for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+        add(norm, &[192], &|_| true);
+    }
+    // Column 192 + i of row i.
+    add("fc", &[192, 384], &|at| at % 384 == 192 + at / 384);
+    let mut header = serde_json::to_vec(&header).expect("JSON");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let whole = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    std::fs::write(folder.path().join("model.safetensors"), whole).expect("written");
+    folder
+}
+
+#[test]
+fn the_head_of_a_checkpoint_is_served_if_it_is_asked_for_and_changes_no_token() {
+    let folder = with_mtp();
+    let place = folder.path().to_str().expect("text");
+    for more in [&[][..], &["--temperature", "1.5", "--seed", "5"], &["--quantize", "q8"]] {
+        let arguments = [&["run", place], &STORY[2..], more].concat();
+        let plain = story(more);
+        assert_eq!(stdout(&arguments), plain, "{more:?}: it is there and nobody asked");
+        assert_eq!(stdout(&[&arguments[..], &["--speculate", "mtp"]].concat()), plain, "{more:?}");
+    }
+    let report = stdout(&["doctor", place, "--threads", "1", "--json", "--speculate", "mtp"]);
+    let pair = serde_json::from_str::<Value>(&report).expect("JSON")["pair"].take();
+    assert_eq!(pair["drafter"], "mtp", "{pair}");
+    assert!(
+        pair["places"].as_u64() > Some(50)
+            && pair["name"].as_str().is_some_and(|name| name.contains("MTP head")),
+        "{pair}"
+    );
+}
+
+#[test]
+fn mtp_is_refused_where_there_is_no_such_head() {
+    let what = refusal(&["doctor", "demo", "--threads", "1", "--speculate", "ngram"]);
+    assert!(what.contains("give --draft-model, or --speculate mtp"), "{what}");
+    let what = refusal(&[&STORY[..], &["--speculate", "mtp"]].concat());
+    assert!(what.contains("--speculate mtp") && what.contains("has no MTP head"), "{what}");
+    let what = refusal(&[&STORY[..], &["--speculate", "mtp", "--draft-model", HEAD]].concat());
+    assert!(what.contains("--draft-model has no use with --speculate mtp"), "{what}");
+}
+
 #[test]
 fn weights_are_quantized_while_loading_or_refused_as_quantized_already() {
     let arguments = |to| {

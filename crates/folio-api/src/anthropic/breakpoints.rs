@@ -146,7 +146,7 @@ impl Breakpoints {
 
 /// A breakpoint's place in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct BreakpointPosition {
     /// Before it.
     pub tokens: u32,
     pub ttl: Ttl,
@@ -165,7 +165,7 @@ pub struct Split {
 }
 
 impl Split {
-    pub fn new(breakpoints: &[Placed], prompt: u64, cached: u64) -> Self {
+    pub fn new(breakpoints: &[BreakpointPosition], prompt: u64, cached: u64) -> Self {
         let mut split = Self { read: cached, ..Self::default() };
         let mut from = cached;
         for breakpoint in breakpoints {
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_parts_add_up_to_the_prompt() {
-        let at = |tokens, ttl| Placed { tokens, ttl };
+        let at = |tokens, ttl| BreakpointPosition { tokens, ttl };
         let list = [at(10, Ttl::OneHour), at(30, Ttl::FiveMinutes), at(60, Ttl::FiveMinutes)];
         for cached in 0..=100 {
             let split = Split::new(&list, 100, cached);

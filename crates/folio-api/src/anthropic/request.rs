@@ -39,8 +39,8 @@ impl Request {
         let mut generation = Generation::read_plain(&mut fields, context, STOP)?;
         let max_tokens: u32 = fields.require("max_tokens")?;
         metadata_only(&mut fields, &mut hints)?;
-        let asked = Asked::read(&mut fields, context, Some(max_tokens), &mut hints)?;
-        let Asked { mut conversation, breakpoints, include_reasoning, .. } = asked;
+        let asked = PromptFields::read(&mut fields, context, Some(max_tokens), &mut hints)?;
+        let PromptFields { mut conversation, breakpoints, include_reasoning, .. } = asked;
         let mut notes = hints.close(fields, &MESSAGE)?;
         notes.left_out = std::mem::take(&mut conversation.tools.left_out);
         (generation.constraint, generation.bounds.thinking) = (asked.constraint, asked.budget);
@@ -55,13 +55,13 @@ pub fn counted(body: &[u8], context: &Context) -> Result<Conversation, ApiError>
     let mut hints = Hints::new(&context.hints, Api::Messages);
     context.check_model(&mut fields)?;
     one_speed(&mut fields)?;
-    let asked = Asked::read(&mut fields, context, None, &mut hints)?;
+    let asked = PromptFields::read(&mut fields, context, None, &mut hints)?;
     hints.close(fields, &COUNT)?;
     Ok(asked.conversation)
 }
 
 /// What a prompt is made of.
-struct Asked {
+struct PromptFields {
     conversation: Conversation,
     breakpoints: Breakpoints,
     include_reasoning: bool,
@@ -71,7 +71,7 @@ struct Asked {
     budget: Option<(u32, &'static str)>,
 }
 
-impl Asked {
+impl PromptFields {
     /// `max_tokens`: where there is an answer to come.
     fn read(
         fields: &mut Fields,

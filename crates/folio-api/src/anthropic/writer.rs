@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::breakpoints::{Placed, Split};
+use super::breakpoints::{BreakpointPosition, Split};
 use super::error;
 use crate::blocks::{Blocks, Kind, Step};
 use crate::error::ApiError;
@@ -22,7 +22,7 @@ const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 pub struct MessageWriter {
     request_id: String,
     model: String,
-    breakpoints: Vec<Placed>,
+    breakpoints: Vec<BreakpointPosition>,
     /// max_tokens was lowered to what the context holds.
     cut: bool,
     blocks: Blocks,
@@ -129,7 +129,7 @@ fn to_json<T: Serialize>(value: &T) -> String {
 }
 
 impl MessageWriter {
-    pub fn new(request_id: &str, model: &str, breakpoints: Vec<Placed>, cut: bool) -> Self {
+    pub fn new(request_id: &str, model: &str, breakpoints: Vec<BreakpointPosition>, cut: bool) -> Self {
         Self {
             request_id: request_id.to_owned(),
             model: model.to_owned(),

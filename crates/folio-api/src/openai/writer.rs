@@ -12,7 +12,8 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::error::ApiError;
 use crate::events::{
-    Delta, EventSink, Finish, Finished, PromptReport, Scored, StopReason, TokenLogprobs, Usage, Writer,
+    Delta, EventSink, Finish, Finished, Predicted, PromptReport, Scored, StopReason, TokenLogprobs, Usage,
+    Writer,
 };
 use crate::params::{Generation, StreamOptions};
 
@@ -68,6 +69,8 @@ struct Envelope<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageFigures>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<Metrics>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<PromptLogprobs>>>,
@@ -93,6 +96,41 @@ struct CompletionDetails {
     accepted_prediction_tokens: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rejected_prediction_tokens: Option<u64>,
+}
+
+/// vLLM's `metrics` of a response, of whoever asked for drafts: as many as are verified hangs on what else runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Metrics {
+    speculative_decoding: DraftFigures,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct DraftFigures {
+    /// Where drafts came from.
+    method: &'static str,
+    num_spec_steps: u64,
+    num_draft_tokens: u64,
+    num_accepted_draft_tokens: u64,
+    draft_acceptance_rate: f64,
+    /// Tokens of a step that verified drafts.
+    mean_acceptance_length: f64,
+}
+
+impl From<Predicted> for Metrics {
+    fn from(Predicted { drafter, steps, accepted, rejected }: Predicted) -> Self {
+        let drafts = accepted + rejected;
+        let per = |of: u64| accepted as f64 / of.max(1) as f64;
+        Self {
+            speculative_decoding: DraftFigures {
+                method: drafter,
+                num_spec_steps: steps,
+                num_draft_tokens: drafts,
+                num_accepted_draft_tokens: accepted,
+                draft_acceptance_rate: per(drafts),
+                mean_acceptance_length: 1.0 + per(steps),
+            },
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -268,12 +306,14 @@ struct CompletionLogprobs {
 impl CompletionWriter {
     /// The whole response.
     pub fn whole(&self, choices: &[Finished], usage: Usage) -> String {
+        let metrics = usage.predicted.map(Metrics::from);
         let usage = Some(Some(usage.into()));
         match self.kind {
             Kind::Chat => {
                 let prompt = choices.first().and_then(|choice| choice.prompt.as_ref());
                 let list = choices.iter().map(|choice| self.chat_choice(choice)).collect();
                 let envelope = Envelope {
+                    metrics,
                     prompt_token_ids: prompt.and_then(|prompt| self.prompt_token_ids(&prompt.tokens)),
                     prompt_logprobs: prompt.and_then(|prompt| self.prompt_logprobs(prompt)),
                     ..self.envelope("chat.completion", list, usage)
@@ -285,7 +325,7 @@ impl CompletionWriter {
                     .iter()
                     .map(|c| self.completion_choice(c.index, &c.delta, Some(&c.finish), c.prompt.as_ref()))
                     .collect();
-                to_json(&self.envelope("text_completion", list, usage))
+                to_json(&Envelope { metrics, ..self.envelope("text_completion", list, usage) })
             }
         }
     }
@@ -363,7 +403,8 @@ impl CompletionWriter {
             Kind::Chat => "chat.completion.chunk",
             Kind::Completion => "text_completion",
         };
-        to_json(&self.envelope::<()>(object, Vec::new(), Some(Some(usage.into()))))
+        let metrics = usage.predicted.map(Metrics::from);
+        to_json(&Envelope { metrics, ..self.envelope::<()>(object, Vec::new(), Some(Some(usage.into()))) })
     }
 
     /// vLLM's `prompt_logprobs`: nothing for the first token.
@@ -403,6 +444,7 @@ impl CompletionWriter {
             model: &self.model,
             choices,
             usage,
+            metrics: None,
             prompt_token_ids: None,
             prompt_logprobs: None,
         }

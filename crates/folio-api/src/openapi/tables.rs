@@ -384,6 +384,7 @@ const LISTED: Reply = Reply::Object(&[("data", "array")], false);
 const DELETED: Reply = Reply::Object(&[("id", "string"), ("deleted", "boolean")], false);
 const FILE: Reply = Reply::Object(&[("id", "string"), ("object", "string"), ("bytes", "integer")], false);
 const BATCH: Reply = Reply::Object(&[("id", "string"), ("object", "string"), ("status", "string")], false);
+const WHY: Reply = Reply::Object(&[("object", "string")], false);
 const STATUS: Reply = Reply::Object(&[("status", "string")], false);
 
 const fn get(path: &'static str, about: &'static str, reply: Reply) -> Route {
@@ -489,6 +490,14 @@ pub const ROUTES: &[Route] = &[
             ("format", "string"),
         ],
         ..get("/v1/usage/records", "Usage by time, key and model", LISTED)
+    },
+    Route {
+        query: &[("request", "string")],
+        ..get(
+            "/v1/why",
+            "Why serving is as fast as it is and what it costs; or why one request took what it took",
+            WHY,
+        )
     },
     get("/health", "Whether work goes on", STATUS),
     get("/livez", "Whether the process answers", STATUS),

@@ -369,9 +369,9 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Told(RefCell<Vec<String>>);
+    struct EventNames(RefCell<Vec<String>>);
 
-    impl EventSink for Told {
+    impl EventSink for EventNames {
         fn send(&self, _: &str) {}
         fn named(&self, name: &str, _: &str) {
             self.0.borrow_mut().push(name.to_owned());
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn the_end_of_a_long_item_waits_to_be_written_and_what_follows_with_it() {
         let mut writer = ResponseWriter::new("resp_1".into(), Map::new(), None, HashMap::new(), None);
-        let told = Told::default();
+        let told = EventNames::default();
         let thought = OutputEvent::Reasoning("a".repeat(TOLD_AT_ONCE + 1));
         let pieces = |pieces: Vec<OutputEvent>| Delta { pieces, ..Delta::default() };
         writer.delta(0, &pieces(vec![thought]), None, Usage::default(), &told);

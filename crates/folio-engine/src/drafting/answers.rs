@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
 
-use super::text::{SEPARATOR, TOKEN_BYTES, Text};
+use super::index::SEPARATOR;
+use super::text::{TOKEN_BYTES, Text, View};
 use crate::request::AdapterId;
 
 /// Of an answer so many last tokens are kept: adding them is work of the engine's thread.
@@ -75,12 +76,12 @@ impl Answers {
     }
 
     /// The younger first. It is a use.
-    pub fn of(&mut self, owner: Owner) -> Option<[&Text; 2]> {
+    pub fn of(&mut self, owner: Owner) -> Option<[View<'_>; 2]> {
         let store = self.stores.get_mut(&owner)?;
         self.uses += 1;
         self.used.remove(&std::mem::replace(&mut store.used, self.uses));
         self.used.insert(self.uses, owner);
-        Some([&store.young, &store.old])
+        Some([store.young.view(), store.old.view()])
     }
 
     #[cfg(test)]

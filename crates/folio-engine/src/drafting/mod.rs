@@ -1,20 +1,22 @@
 //! Host drafters: what a choice may say next, from text alone.
 //!
 //! Owns: the texts that drafts are found in. Must never: change a token (drafts are verified, and change time only), wait, or do work
-//! that grows with a text.
+//! that grows with a text but for a probe for each 2,048 tokens of it.
 //!
 //! They are called directly, between a commit and the next plan: a lookup is a few microseconds, so that a thread beside the engine's would
 //! cost more in waking than it spares, and its drafts would be late by a step. What grows with a text is done elsewhere: the prompt and
-//! a prediction become a [`Text`] where the request is made ([`Speculation::new`]), an answer grows by a
+//! a prediction are indexed where the request is made ([`Speculation::with_cache`]), an answer grows by a
 //! token at a time. What is proposed is an input of the plan ([`Scheduler::propose`]).
 //!
 //! | file | noun |
 //! |---|---|
-//! | `text` | text in which places are found |
+//! | `index` | where pairs of tokens are in a text |
+//! | `text` | text that grows, and its index |
 //! | `suffix` | what most probably follows a context there |
 //! | `answers` | finished answers of a tenant |
 
 mod answers;
+mod index;
 mod suffix;
 #[cfg(test)]
 mod tests;
@@ -28,8 +30,10 @@ use smallvec::SmallVec;
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::scheduler::Scheduler;
 use answers::{Answers, Owner};
+use index::{Index, NoIndexCache};
+pub use index::{IndexBlock, IndexCache};
 use suffix::{DEPTH, Search};
-use text::Text;
+use text::{Text, View};
 
 /// Bytes of finished answers: of one tenant with one adapter, and in all.
 const ANSWERS_BYTES: (usize, usize) = (8 << 20, 64 << 20);
@@ -50,15 +54,17 @@ pub enum Drafter {
     Model,
     /// The same, where that model is an EAGLE-3 head.
     Eagle3,
+    /// The same, where it is the MTP head in the model's own checkpoint.
+    Mtp,
 }
 
 impl Drafter {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::Suffix, Self::Ngram, Self::Model, Self::Eagle3];
+    pub const ALL: [Self; 5] = [Self::Suffix, Self::Ngram, Self::Model, Self::Eagle3, Self::Mtp];
 
     /// Whether the executor proposes, and not text.
     pub fn is_model(self) -> bool {
-        matches!(self, Self::Model | Self::Eagle3)
+        matches!(self, Self::Model | Self::Eagle3 | Self::Mtp)
     }
 
     /// As flags and metrics have it.
@@ -68,7 +74,21 @@ impl Drafter {
             Self::Ngram => "ngram",
             Self::Model => "model",
             Self::Eagle3 => "eagle3",
+            Self::Mtp => "mtp",
         }
+    }
+}
+
+/// A request's own text or one that its caller expects, and where its pairs are. Clones share both.
+#[derive(Clone, Debug)]
+struct Known {
+    tokens: Arc<[u32]>,
+    index: Arc<Index>,
+}
+
+impl Known {
+    fn view(&self) -> View<'_> {
+        View { tokens: &self.tokens, index: &self.index }
     }
 }
 
@@ -77,22 +97,41 @@ impl Drafter {
 pub struct Speculation {
     drafter: Drafter,
     most: u32,
-    prompt: Arc<Text>,
-    prediction: Arc<Text>,
+    prompt: Known,
+    prediction: Known,
 }
 
 impl Speculation {
     /// Of a request with this prompt: at most so many drafts in one step, up to [`DRAFTS_MAX`]; the prediction is what the caller expects
-    /// to be told, and may be empty. O(tokens) and slower than hashing them: not on an event loop.
+    /// to be told, and may be empty. O(tokens): not on an event loop.
     pub fn new(drafter: Drafter, most: u32, prompt: &[u32], prediction: &[u32]) -> Self {
+        Self::with_cache(drafter, most, prompt.into(), prediction, &NoIndexCache)
+    }
+
+    /// The same, with `cache` for the index of what was indexed before: only what is new is indexed.
+    pub fn with_cache(
+        drafter: Drafter,
+        most: u32,
+        prompt: Arc<[u32]>,
+        prediction: &[u32],
+        cache: &dyn IndexCache,
+    ) -> Self {
         let by_host = !drafter.is_model() || !prediction.is_empty();
-        let text = |tokens: &[u32]| Arc::new(Text::of(if by_host { tokens } else { &[] }, 0));
-        Self { drafter, most: most.min(DRAFTS_MAX), prompt: text(prompt), prediction: text(prediction) }
+        let known = |tokens: Arc<[u32]>| {
+            let index = Index::of(if by_host { &tokens[..] } else { &[] }, cache);
+            Known { index: Arc::new(index), tokens }
+        };
+        Self {
+            drafter,
+            most: most.min(DRAFTS_MAX),
+            prompt: known(prompt),
+            prediction: known(prediction.into()),
+        }
     }
 
     /// Whether it was made for this prompt.
-    pub fn is_of(&self, prompt: &[u32]) -> bool {
-        !self.by_host() || self.prompt() == prompt
+    pub fn is_of(&self, prompt: &Arc<[u32]>) -> bool {
+        Arc::ptr_eq(&self.prompt.tokens, prompt) || self.prompt() == &**prompt
     }
 
     /// Whether drafts come from text, too.
@@ -114,11 +153,11 @@ impl Speculation {
     }
 
     pub fn prompt(&self) -> &[u32] {
-        self.prompt.tokens()
+        &self.prompt.tokens
     }
 
     pub fn prediction(&self) -> &[u32] {
-        self.prediction.tokens()
+        &self.prediction.tokens
     }
 }
 
@@ -237,32 +276,39 @@ impl Drafters {
 
     /// Every choice with new tokens gets its drafts for the next plan.
     pub fn propose(&mut self, scheduler: &mut Scheduler) {
-        for (id, choice) in self.grown.drain(..) {
-            let Some(sources) = self.requests.get(&id).filter(|_| scheduler.wants_drafts(id, choice)) else {
-                continue;
-            };
-            let Some(own) = &sources.choices[choice as usize] else { continue };
-            let Speculation { drafter, most, prompt, prediction } = &sources.speculation;
-            let (context, most) = (own.tokens(), *most as usize);
-            let texts = [own, prediction, prompt];
-            match drafter {
-                Drafter::Model | Drafter::Eagle3 => {
-                    self.search.suffix(&[prediction], context, most, &mut self.drafts);
-                }
-                Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
-                Drafter::Suffix => {
-                    let score = self.search.suffix(&texts, context, most, &mut self.drafts);
-                    if let Some(answers) = self.answers.of(sources.owner)
-                        && self.search.suffix(&answers, context, most, &mut self.others) > score
-                    {
-                        std::mem::swap(&mut self.drafts, &mut self.others);
-                    }
-                }
-            }
-            if !self.drafts.is_empty() {
-                scheduler.propose(id, choice, &self.drafts);
+        let mut grown = std::mem::take(&mut self.grown);
+        for (id, choice) in grown.drain(..) {
+            let drafts = if scheduler.wants_drafts(id, choice) { self.drafts(id, choice) } else { &[] };
+            if !drafts.is_empty() {
+                scheduler.propose(id, choice, drafts);
             }
         }
+        self.grown = grown;
+    }
+
+    /// What a choice may say next, as far as text tells; empty: nothing is known.
+    pub fn drafts(&mut self, id: RequestId, choice: u32) -> &[u32] {
+        self.drafts.clear();
+        let Some(sources) = self.requests.get(&id) else { return &[] };
+        let Some(Some(own)) = sources.choices.get(choice as usize) else { return &[] };
+        let Speculation { drafter, most, prompt, prediction } = &sources.speculation;
+        let (context, most) = (own.tokens(), *most as usize);
+        let texts = [own.view(), prediction.view(), prompt.view()];
+        match drafter {
+            Drafter::Model | Drafter::Eagle3 | Drafter::Mtp => {
+                self.search.suffix(&[prediction.view()], context, most, &mut self.drafts);
+            }
+            Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
+            Drafter::Suffix => {
+                let score = self.search.suffix(&texts, context, most, &mut self.drafts);
+                if let Some(answers) = self.answers.of(sources.owner)
+                    && self.search.suffix(&answers, context, most, &mut self.others) > score
+                {
+                    std::mem::swap(&mut self.drafts, &mut self.others);
+                }
+            }
+        }
+        &self.drafts
     }
 
     /// Nobody is drafted for any more.

@@ -5,14 +5,17 @@
 //! probable and no longer than the match; the sum of the shares is the number of tokens that will be accepted, if the past is a guide.
 //! The best length wins, of equals the longer.
 //!
-//! Looks at [`PLACES_MAX`] places of each text, the newest, and no further back than [`DEPTH`] tokens: the cost is bounded, whatever
-//! the length of the texts.
+//! Of each text the newest [`COMPARED_MAX`] places with the same last two tokens are compared, no further back than [`DEPTH`] tokens, and
+//! the [`PLACES_MAX`] that match furthest are counted: so the cost is bounded but for a probe for each block of an index.
 
-use super::text::{SEPARATOR, Text};
+use super::index::SEPARATOR;
+use super::text::View;
 
 /// Longest match that is told from a longer one.
 pub const DEPTH: usize = 24;
-/// Newest places of a text that are looked at.
+/// Newest places of a text that are compared, and those of them that are counted. With only the latter compared, sources that are given back with changes
+/// have a tenth fewer tokens a step: the place that goes on is behind newer ones.
+pub const COMPARED_MAX: usize = 64;
 pub const PLACES_MAX: usize = 8;
 /// Less probable tokens end a draft.
 const PROBABLE: f64 = 0.1;
@@ -38,7 +41,7 @@ pub struct Search {
 impl Search {
     /// Replaces `drafts` by what most probably follows `context` in `texts`, at most `most` tokens. Returns the tokens of it that can
     /// be expected to be right; 0.0: nothing is known.
-    pub fn suffix(&mut self, texts: &[&Text], context: &[u32], most: usize, drafts: &mut Vec<u32>) -> f64 {
+    pub fn suffix(&mut self, texts: &[View<'_>], context: &[u32], most: usize, drafts: &mut Vec<u32>) -> f64 {
         drafts.clear();
         self.find(texts, context);
         let mut best = 0.0;
@@ -56,38 +59,41 @@ impl Search {
     }
 
     /// The same by n-gram lookup: what followed the newest of the longest matches, of at least three tokens.
-    pub fn ngram(&mut self, texts: &[&Text], context: &[u32], most: usize, drafts: &mut Vec<u32>) {
+    pub fn ngram(&mut self, texts: &[View<'_>], context: &[u32], most: usize, drafts: &mut Vec<u32>) {
         drafts.clear();
         self.find(texts, context);
         let Some(place) = self.places.first().filter(|place| place.matched >= NGRAM_MIN) else { return };
-        let next = texts[place.text].tokens()[place.next..].iter().copied();
+        let next = texts[place.text].tokens[place.next..].iter().copied();
         drafts.extend(next.take_while(|token| *token != SEPARATOR).take(most));
     }
 
     /// The longest match first; of equals the order of texts, and in a text the newest.
-    fn find(&mut self, texts: &[&Text], context: &[u32]) {
+    fn find(&mut self, texts: &[View<'_>], context: &[u32]) {
         let context = &context[context.len().saturating_sub(DEPTH)..];
+        let key =
+            |place: &Place| (std::cmp::Reverse(place.matched), place.text, std::cmp::Reverse(place.next));
         self.places.clear();
         for (at, text) in texts.iter().enumerate() {
-            let places = text.places(context).take(PLACES_MAX);
+            let from = self.places.len();
+            let places = text.places(context).take(COMPARED_MAX);
             self.places.extend(places.map(|next| Place {
                 text: at,
                 next,
                 matched: text.matched(context, next),
             }));
+            self.places[from..].sort_unstable_by_key(key);
+            self.places.truncate(from + PLACES_MAX);
         }
-        let key =
-            |place: &Place| (std::cmp::Reverse(place.matched), place.text, std::cmp::Reverse(place.next));
         self.places.sort_unstable_by_key(key);
     }
 
     /// Leaves in `path` what the first `end` places go on with, and returns its score.
-    fn follow(&mut self, texts: &[&Text], end: usize, most: usize) -> f64 {
+    fn follow(&mut self, texts: &[View<'_>], end: usize, most: usize) -> f64 {
         self.alive.clear();
         self.alive.extend_from_slice(&self.places[..end]);
         self.path.clear();
         let (mut score, mut probability) = (0.0, 1.0);
-        let next = |place: &Place| texts[place.text].tokens().get(place.next).copied().unwrap_or(SEPARATOR);
+        let next = |place: &Place| texts[place.text].tokens.get(place.next).copied().unwrap_or(SEPARATOR);
         while self.path.len() < most {
             // The most frequent; of equals that of the first place.
             let (mut token, mut count) = (SEPARATOR, 0);

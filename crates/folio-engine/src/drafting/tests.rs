@@ -1,8 +1,13 @@
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::answers::Answers;
-use super::suffix::{DEPTH, PLACES_MAX, Search};
-use super::text::{SEPARATOR, TOKEN_BYTES, Text};
+use super::index::{BLOCK_TOKENS, Index, IndexBlock, IndexCache, NoIndexCache, SEPARATOR};
+use super::suffix::{COMPARED_MAX, DEPTH, PLACES_MAX, Search};
+use super::text::{TOKEN_BYTES, Text, View};
 use crate::request::AdapterId;
 use folio_kv::TenantId;
 
@@ -20,7 +25,9 @@ fn oracle(texts: &[Vec<u32>], context: &[u32], most: usize) -> (f64, Vec<u32>) {
                 .count()
         };
         let found = (2..text.len()).rev().map(|next| (matched(next), at, next)).filter(|(m, ..)| *m >= 2);
-        places.extend(found.take(PLACES_MAX));
+        let mut found: Vec<_> = found.take(COMPARED_MAX).collect();
+        found.sort_by_key(|(m, _, next)| (std::cmp::Reverse(*m), std::cmp::Reverse(*next)));
+        places.extend(found.into_iter().take(PLACES_MAX));
     }
     let (mut best, mut drafts) = (0.0, Vec::new());
     for length in (2..=DEPTH).rev() {
@@ -70,7 +77,7 @@ proptest! {
         most in 0usize..20,
     ) {
         let indexed: Vec<Text> = texts.iter().map(|text| Text::of(text, 0)).collect();
-        let indexed: Vec<&Text> = indexed.iter().collect();
+        let indexed: Vec<View<'_>> = indexed.iter().map(Text::view).collect();
         let mut drafts = vec![7];
         let score = Search::default().suffix(&indexed, &context, most, &mut drafts);
         let (expected, path) = oracle(&texts, &context, most);
@@ -85,14 +92,14 @@ proptest! {
         most in 0usize..20,
     ) {
         let mut drafts = vec![7];
-        Search::default().ngram(&[&Text::of(&text, 0)], &context, most, &mut drafts);
+        Search::default().ngram(&[Text::of(&text, 0).view()], &context, most, &mut drafts);
         // Among the places that are looked at.
         let depth = context.len().min(DEPTH);
         let context = &context[context.len() - depth..];
         let ends = |next: usize, length: usize| {
             length <= next && length <= depth && text[next - length..next] == context[depth - length..]
         };
-        let places = (2..text.len()).rev().filter(|next| depth >= 2 && ends(*next, 2)).take(PLACES_MAX);
+        let places = (2..text.len()).rev().filter(|next| depth >= 2 && ends(*next, 2)).take(COMPARED_MAX);
         let length = |next: &usize| (2..=depth).rev().find(|length| ends(*next, *length)).unwrap_or(0);
         let places: Vec<usize> = places.collect();
         let place = places.into_iter().rev().max_by_key(length).filter(|next| length(next) >= 3);
@@ -100,6 +107,82 @@ proptest! {
             text[next..].iter().copied().take_while(|token| *token != SEPARATOR).take(most).collect()
         });
         prop_assert_eq!(drafts, expected);
+    }
+}
+
+/// Keeps everything, and counts the tokens of what is made.
+#[derive(Default)]
+struct Everything {
+    blocks: RefCell<HashMap<Vec<u32>, Arc<IndexBlock>>>,
+    made: Cell<usize>,
+}
+
+impl IndexCache for Everything {
+    fn block(&self, tokens: &[u32], make: &dyn Fn() -> Arc<IndexBlock>) -> Arc<IndexBlock> {
+        let mut blocks = self.blocks.borrow_mut();
+        let of_these = blocks.entry(tokens.into()).or_insert_with(|| {
+            self.made.set(self.made.get() + BLOCK_TOKENS);
+            make()
+        });
+        of_these.clone()
+    }
+}
+
+/// Text in which most pairs are rare and some tokens stand between texts.
+fn long_text() -> impl Strategy<Value = Vec<u32>> {
+    let token = prop_oneof![200 => 0u32..50, 1 => Just(SEPARATOR)];
+    proptest::collection::vec(token, 1..3 * BLOCK_TOKENS)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn an_index_of_kept_blocks_drafts_as_one_that_is_made_anew(
+        first in long_text(),
+        cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 1..5),
+        news in proptest::collection::vec(long_text(), 5),
+        most in 1usize..20,
+    ) {
+        let cache = Everything::default();
+        let (mut text, mut search, mut length) = (first, Search::default(), 0);
+        // A conversation that goes on, from its end or from somewhere before.
+        for (turn, new) in news.iter().enumerate() {
+            if let Some(cut) = cuts.get(turn).filter(|_| turn % 2 == 1) {
+                text.truncate(cut.index(text.len()) + 1);
+            }
+            length = text.len().min(length);
+            text.extend(new);
+            let made = cache.made.get();
+            let kept = Index::of(&text, &cache);
+            prop_assert!(cache.made.get() - made <= text.len() - length + BLOCK_TOKENS, "more than is new");
+            length = text.len();
+            let fresh = Index::of(&text, &NoIndexCache);
+            let grown = Text::of(&text, 0);
+            for end in (0..text.len()).step_by(97) {
+                let context = &text[end.saturating_sub(40)..end];
+                let mut drafts: [Vec<u32>; 3] = Default::default();
+                for (index, drafts) in [&kept, &fresh].into_iter().zip(&mut drafts) {
+                    search.suffix(&[View { tokens: &text, index }], context, most, drafts);
+                }
+                search.suffix(&[grown.view()], context, most, &mut drafts[2]);
+                prop_assert!(drafts[0] == drafts[1] && drafts[1] == drafts[2], "{drafts:?}");
+                if end % 20 == 0 {
+                    prop_assert_eq!(&drafts[0], &oracle(&[text.clone()], context, most).1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_index_takes_no_more_than_is_counted() {
+    for tokens in [1, 2, 7, 8, 9, 500, 2047, 2048] {
+        let text: Vec<u32> = (0..tokens).collect();
+        for index in [Index::of(&text, &NoIndexCache), Text::of(&text, 0).view().index.clone()] {
+            let bytes = index.bytes();
+            assert!(bytes <= tokens as usize * TOKEN_BYTES + 200, "{bytes} of {tokens}");
+        }
     }
 }
 
@@ -127,7 +210,9 @@ fn stores_hold_no_more_than_their_bytes() {
         for at in 0..100 {
             let owner = (TenantId(tenant), None);
             answers.add(owner, &(0..1 + at * 7 % 90).collect::<Vec<u32>>());
-            let held = answers.of(owner).map_or(0, |texts| texts.iter().map(|text| text.bytes()).sum());
+            let held = answers
+                .of(owner)
+                .map_or(0, |texts| texts.iter().map(|text| text.tokens.len() * TOKEN_BYTES).sum());
             assert!(held <= each, "{held}");
             assert!(answers.bytes() <= all);
         }

@@ -21,13 +21,11 @@
 //! With `guarantee_completion` every sequence has such a reservation from the start, choices of one request included. So
 //! nobody is ever preempted, and who comes first does so among those that wait but displaces nobody.
 
-use std::cmp::Reverse;
-
 use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::room::{Resources, Verdict};
-use crate::sequence::{Found, Fresh, Running, Sequence, Slot, State, Wait, Waiting};
+use crate::sequence::{Found, Fresh, Running, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// A lookup walks over the whole prompt; one that led to nothing is not repeated for this many plans.
@@ -110,10 +108,9 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let attachable = sequence.attachable() as usize;
         let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
-        let cached = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
-        let found = Found { plan: self.step.plans, lookup, cached };
+        let found = Found { plan: self.step.plans, lookup };
         let sequence = &mut self.sequences[slot];
-        sequence.declared = found.lookup.declared_blocks > 0;
+        sequence.declared = lookup.declared_blocks > 0;
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -195,11 +192,13 @@ impl Scheduler {
         let reserve = self.must_reserve(slot);
         let limit = sequence.final_positions().saturating_sub(known);
         let growth = if reserve { limit } else { self.headroom.of(limit, self.config.headroom_tokens) };
-        let now = cache.demand(&lookup, sequence.growth(known, budget));
-        let later = cache.demand(&lookup, sequence.growth(known + growth, budget)).saturating_sub(now);
-        // Who shares window blocks with a sequence that has a reservation may cost it that many.
-        let reserved = !self.reservations.is_empty();
-        let shared = if reserved { cache.shared(&lookup) } else { GroupCounts::default() };
+        // Beside reservations each reference on a window's block counts; before the first, those that there are.
+        let is_first = self.reservations.is_empty();
+        let demand =
+            |positions| cache.demand(&lookup, sequence.growth(positions, budget), reserve || !is_first);
+        let now = demand(known);
+        let later = demand(known + growth).saturating_sub(now);
+        let shared = if reserve && is_first { cache.shared_references() } else { GroupCounts::default() };
         Demand { now: now + shared, later, reserve }
     }
 
@@ -316,6 +315,13 @@ impl Scheduler {
         self.missing(cache, slot, known + self.headroom.of(limit, self.config.headroom_tokens))
     }
 
+    /// Whether a waiting sequence may take what a running one has.
+    fn may_displace(&self, cache: &KvCache, slot: Slot, other: Slot) -> bool {
+        let (sequence, other) = (&self.sequences[slot], &self.sequences[other]);
+        // In a divided pool this is a matter between a tenant's own sequences.
+        sequence.outranks(other) && (!cache.has_quotas() || other.owner() == sequence.owner())
+    }
+
     /// Takes place and blocks of running sequences that `slot` outranks, if that is enough to admit it. Of victims that are under way
     /// it gets them later.
     fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
@@ -324,29 +330,19 @@ impl Scheduler {
         }
         let demand = self.demand(cache, slot);
         let needed = if demand.reserve { demand.now + demand.later } else { demand.now };
-        let (mut gain, mut victims) = (GroupCounts::default(), Vec::new());
-        let sequence = &self.sequences[slot];
-        let owner = sequence.owner();
-        for (rank, victim) in self.running.iter().rev() {
-            let other = &self.sequences[*victim];
-            // In a divided pool this is a matter between a tenant's own sequences.
-            let may = !cache.has_quotas() || other.owner() == owner;
-            let Some(running) = other.running().filter(|running| running.reserved.is_none() && may) else {
-                continue;
-            };
-            if sequence.outranks(other) {
-                gain += cache.exclusive_blocks(&running.table);
-                let cost = self.recompute_cost(cache, *victim).1;
-                victims.push((Reverse(rank.class), cost, *victim));
-            }
+        let owner = self.sequences[slot].owner();
+        let others = self.running.iter().map(|(_, other)| *other);
+        let victims = others.filter(|other| self.is_victim(*other) && self.may_displace(cache, slot, *other));
+        let (mut gain, mut any) = (GroupCounts::default(), false);
+        for running in victims.filter_map(|victim| self.sequences[victim].running()) {
+            gain += cache.exclusive_blocks(&running.table);
+            any = true;
         }
-        victims.sort_unstable();
-        self.worst_priority_first(&mut victims);
         let spare = self.unreserved(cache, cache.available_to(owner), None);
-        if victims.is_empty() || !needed.fits(spare + gain) {
+        if !any || !needed.fits(spare + gain) {
             return false;
         }
-        for (_, _, victim) in victims {
+        loop {
             let place = ((self.running.len() as u32) - self.preempting) < self.config.max_num_seqs;
             let lacking = match self.fits(cache, owner, needed, None) {
                 Verdict::Fits => GroupCounts::default(),
@@ -355,30 +351,19 @@ impl Scheduler {
             if place && lacking.is_zero() {
                 break;
             }
+            let may = |other| self.may_displace(cache, slot, other);
+            let Some(victim) = self.victim(cache, slot, lacking, may) else { break };
             self.preempt(cache, victim);
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
         place && self.fits(cache, owner, needed, None).fits()
     }
 
-    /// Of each class and tenant, those of worse priority come in front of the others: to other tenants it says nothing.
-    fn worst_priority_first(&self, victims: &mut [(Reverse<i32>, u64, Slot)]) {
-        let of = |slot: Slot| {
-            let Sequence { rank, tenant, .. } = &self.sequences[slot];
-            (Reverse(rank.class), *tenant, Reverse(rank.priority))
-        };
-        let mut places: Vec<usize> = (0..victims.len()).collect();
-        places.sort_by_key(|at| (of(victims[*at].2).0, of(victims[*at].2).1));
-        let mut ordered: Vec<_> = places.iter().map(|at| victims[*at]).collect();
-        ordered.sort_by_key(|(_, _, slot)| of(*slot));
-        places.into_iter().zip(ordered).for_each(|(at, victim)| victims[at] = victim);
-    }
-
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {
-        let sequence = &mut self.sequences[slot];
-        let attachable = sequence.attachable();
+        let sequence = &self.sequences[slot];
+        let found = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
         let copies = &mut self.step.plan.copies;
-        let table = cache.attach(sequence.hashes.clone(), &sequence.tokens, attachable, copies);
+        let table = cache.attach_found(sequence.hashes.clone(), &sequence.tokens, &found, copies);
         self.step.copy_owners.resize(copies.len(), slot);
         self.start(cache, slot, table, Fresh::Attached);
     }
@@ -399,14 +384,13 @@ impl Scheduler {
         let running = Running::new(table, sequence.tentative(), Some(fresh));
         sequence.state = State::Running(Running { announced, ..running });
         let (tenant, rank) = (sequence.tenant, sequence.rank);
-        self.learn_survival(found.map_or(0, |found| found.cached), at_stake);
+        self.learn_survival(found.map_or(0, |found| found.lookup.positions()), at_stake);
         self.waiting.remove(tenant, rank, slot, wait.reason);
-        self.waited(wait);
+        self.waited(slot, wait);
         self.start_running(cache, slot);
         if reserve {
             self.reserve(cache, slot);
         }
-        self.update_reservations(cache);
         let growth = self.growth(cache, slot);
         if let Some(all) = &mut self.step.growth {
             *all += growth;
@@ -443,7 +427,7 @@ impl Scheduler {
             self.waiting.remove(tenant, rank, slot, before.reason);
             self.waiting.insert(tenant, rank, slot, reason);
         }
-        self.waited(before);
+        self.waited(slot, before);
         self.counters.waits[reason] += 1;
     }
 }

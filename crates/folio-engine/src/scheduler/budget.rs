@@ -267,8 +267,7 @@ impl Scheduler {
         }
         self.look_up(cache, slot);
         let sequence = &self.sequences[slot];
-        let lookup = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
-        let found = lookup.full_blocks * cache.config().block_tokens + lookup.tail_tokens;
+        let found = sequence.waiting().map_or(0, |waiting| waiting.lookup().positions());
         let remaining = sequence.known().saturating_sub(found.min(sequence.attachable()));
         self.candidate(slot, remaining)
     }

@@ -15,6 +15,7 @@ use folio_kv::{BlockId, HOLE};
 use crate::plan::{PLACEHOLDER, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
 use crate::request::{Micros, Pooling};
 use crate::sequence::{Choice, Placeholder, Running, Sequence, Slot, choice_seed};
+use crate::work::StepWork;
 
 /// What a step has of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +48,7 @@ pub(super) struct BegunStep {
     pub step: u64,
     pub planned: Vec<Planned>,
     pub computed: Computed,
+    pub work: StepWork,
     pub decodes: u32,
     pub tokens: u32,
     pub planned_at: Micros,
@@ -112,7 +114,7 @@ impl Scheduler {
                 Placeholder { step, sample: samples + planned.samples.saturating_sub(1) },
             );
             samples += planned.samples;
-            begun.count(&entry);
+            begun.count(&entry, &planned);
             self.step.table_slots.push(entry.table_slot);
             self.step.plan.sequences.push(entry);
             begun.planned.push(planned);
@@ -161,9 +163,13 @@ impl Step {
 }
 
 impl BegunStep {
-    fn count(&mut self, entry: &SequencePlan) {
+    fn count(&mut self, entry: &SequencePlan, planned: &Planned) {
         let tokens = entry.tokens.len() as f64;
-        if entry.tokens.len() as u32 == 1 + entry.drafts {
+        let decodes = entry.tokens.len() as u32 == 1 + entry.drafts;
+        self.work.steps = 1;
+        self.work.count(entry.first_position, planned.rows, decodes);
+        self.work.logit_rows += u64::from(planned.samples);
+        if decodes {
             self.computed.decodes += 1;
             self.computed.drafts += entry.drafts;
             self.computed.drafting |= !entry.drafter.tokens.is_empty();

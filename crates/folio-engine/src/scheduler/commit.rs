@@ -13,7 +13,8 @@ use super::build::{BegunStep, Planned};
 use crate::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput};
 use crate::request::{Event, FinishReason, Micros, Pooling, RequestId, Timing, Token, TokenLogprobs};
 use crate::sequence::{Choice, Fresh, Running, Sequence, Slot, State, Waiting, choice_seed};
-use crate::stats::WaitingFor;
+use crate::stats::{PerReason, WaitingFor};
+use crate::work::{Activity, Division};
 
 /// One choice's token, as sampled.
 struct SampledToken<'a> {
@@ -40,9 +41,9 @@ impl Scheduler {
             Ok(output) => self.apply(cache, &begun, output),
             Err(error) => self.fail(cache, &begun, &error),
         }
-        self.update_reservations(cache);
         self.last_step = (now, begun.tokens, begun.decodes);
         self.ring.spare.push(begun.clear());
+        self.work.begin((!self.under_way() && self.requests.is_empty()).then_some(Activity::Idle));
         &mut self.events
     }
 
@@ -51,20 +52,26 @@ impl Scheduler {
         let began = begun.planned_at.max(self.last_step.0);
         let us = self.now.0.saturating_sub(began.0) as f64;
         self.costs.stepped(begun.computed, us);
+        let us = self.work.stepped(&begun.work, self.now);
+        let division = Division::new(&begun.work, us, self.costs.line());
+        let mut divided = 0.0;
         let mut samples = output.samples.as_slice();
         for planned in &begun.planned {
             let (answers, rest) = samples.split_at(planned.samples as usize);
             samples = rest;
             if self.lands(planned) {
+                divided += self.attribute(planned, &division);
                 self.advance(cache, planned, answers, &output.drafts);
                 self.preempt_victim(cache, planned);
             }
         }
+        self.work.unattributed_us += (us as f64 - divided).max(0.0);
     }
 
     /// Ends everybody whom a failed step contained and who has not ended since it was planned.
     fn fail(&mut self, cache: &mut KvCache, begun: &BegunStep, error: &ExecutorError) {
         self.counters.executor_failures += 1;
+        self.work.unattributed_us += self.work.stepped(&begun.work, self.now) as f64;
         let message: std::sync::Arc<str> = error.to_string().into();
         for planned in &begun.planned {
             if self.lands(planned) {
@@ -84,6 +91,14 @@ impl Scheduler {
         running.begun_steps -= 1;
         running.pending -= u32::from(planned.names);
         true
+    }
+
+    /// Its sequence's part of the step's time, which the sequence's next event tells.
+    fn attribute(&mut self, planned: &Planned, division: &Division) -> f64 {
+        let sequence = &mut self.sequences[planned.slot];
+        let us = division.of(sequence.computed(), planned.rows);
+        sequence.us += us as f32;
+        us
     }
 
     /// It was chosen to give its blocks up, and this was its last step under way.
@@ -271,7 +286,8 @@ impl Scheduler {
             // Who asks the same again computes the last row.
             self.store(cache, leader, self.sequences[leader].prompt_len - 1);
         }
-        let Some((sampled, unforked)) = self.prompt_done(id, kept) else { return };
+        let us = std::mem::take(&mut self.sequences[leader].us);
+        let Some((sampled, unforked)) = self.prompt_done(id, us, kept) else { return };
         if let Some(pooling) = self.sequences[leader].request.pooling {
             return self.pooled(cache, leader, pooling, answers);
         }
@@ -335,6 +351,7 @@ impl Scheduler {
     fn prompt_done(
         &mut self,
         id: RequestId,
+        us: f32,
         kept: Option<Box<Result<PrefixInfo, KeepRefused>>>,
     ) -> Option<(Vec<u32>, Vec<u32>)> {
         let state = self.requests.get_mut(&id)?;
@@ -344,7 +361,7 @@ impl Scheduler {
         let choices = (std::mem::take(&mut state.sampled), std::mem::take(&mut state.unforked));
         self.counters.prompt_tokens += u64::from(prompt_len);
         self.counters.cached_prompt_tokens += u64::from(cached_tokens);
-        self.events.push((id, Event::Prompt { cached_tokens, prompt_logprobs, kept }));
+        self.events.push((id, Event::Prompt { cached_tokens, us, prompt_logprobs, kept }));
         Some(choices)
     }
 
@@ -378,17 +395,14 @@ impl Scheduler {
     fn fork(&mut self, cache: &mut KvCache, leader: Slot, sibling: Slot) {
         let reserve = self.must_reserve(sibling);
         let (parent, child) = (&self.sequences[leader], &self.sequences[sibling]);
-        let Some(Running { table, reserved, .. }) = parent.running() else { return };
+        let Some(Running { table, .. }) = parent.running() else { return };
         // One block to write in must be left for it and one for the leader, or the fork only leads to preemption; with
-        // a reservation, all that it may ever need, and what the leader may need because it shares.
-        let growth = child.growth(child.final_positions(), self.config.max_num_batched_tokens);
-        let (fork, loss) = cache.fork_demand(table, growth);
+        // reservations, all that it may ever need, or that it comes to share.
+        let positions = if reserve { child.final_positions() } else { child.computed() };
         let mut room = GroupCounts::each(cache.groups(), |_| 2);
-        if reserve {
-            room += fork;
-        }
-        if reserved.is_some() {
-            room += loss;
+        if reserve || !self.reservations.is_empty() {
+            let growth = child.growth(positions, self.config.max_num_batched_tokens);
+            room += cache.fork_demand(table, growth);
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
         if !place || !self.fits(cache, child.owner(), room, None).fits() {
@@ -407,7 +421,6 @@ impl Scheduler {
             self.reserve(cache, sibling);
         }
         self.update_reservation(cache, leader);
-        self.update_reservations(cache);
     }
 
     fn goes_on(&self, slot: Slot, token: u32) -> bool {
@@ -427,7 +440,8 @@ impl Scheduler {
         let sequence = &mut self.sequences[slot];
         let (request, tenant) = (sequence.request_id, sequence.tenant);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
-        let token = Token { id: draw.token, logprobs: draw.logprobs.clone() };
+        let us = std::mem::take(&mut sequence.us);
+        let token = Token { id: draw.token, us, logprobs: draw.logprobs.clone() };
         self.events.push((request, Event::Token { choice, token }));
         sequence.push_token(draw.token);
         if sequence.generated() == 1 {
@@ -470,6 +484,7 @@ impl Sequence {
             stop_tokens: self.stop_tokens.clone(),
             history: self.history.clone(),
             forced: false,
+            us: 0.0,
             // The leader's goes with the leader.
             guide: None,
             drafts: Vec::new(),
@@ -477,7 +492,7 @@ impl Sequence {
             params: self.params.clone(),
             hidden_sum: None,
             hashes: self.hashes.clone(),
-            timing: Timing { preemptions: 0, ..self.timing },
+            timing: Timing { preemptions: 0, waited_us: PerReason::default(), ..self.timing },
             state: State::Waiting(Waiting::new(WaitingFor::Blocks, now)),
             ..*self
         }

@@ -9,7 +9,7 @@
 //! Loading: microseconds per byte of each tier, by itself. One that was never loaded from counts as the nearest before it, and without such
 //! as free, so that the first load is the measurement.
 //!
-//! Keeping: microseconds per byte until what preempted sequences gave up was read. Free until it was done once.
+//! Swapping: microseconds per byte until what preempted sequences gave up was read. Free until it was done once.
 //!
 //! Survival: of what preempted sequences gave up, the share that the prefix cache still had when they came back.
 
@@ -51,7 +51,7 @@ pub(super) struct Costs {
     /// Of steps without prompts: those for which no model drafts, and those for which one does.
     rows: RowTimes,
     drafting: RowTimes,
-    kept: Mean,
+    swapped: Mean,
     /// By tier.
     loaded: [Mean; TIERS_MAX],
     survived: Mean,
@@ -115,8 +115,8 @@ impl Costs {
     }
 
     /// It took so long until this was read of what a preempted sequence gave up.
-    pub fn kept(&mut self, bytes: u64, us: f64) {
-        self.kept.add(us, bytes as f64, TRANSFERS);
+    pub fn swapped(&mut self, bytes: u64, us: f64) {
+        self.swapped.add(us, bytes as f64, TRANSFERS);
     }
 
     pub fn loaded(&mut self, tier: TierId, bytes: u64, us: f64) {
@@ -140,11 +140,11 @@ impl Costs {
         self.survived.add(found.into(), held.into(), TRANSFERS);
     }
 
-    /// Whether to have these positions kept, and loaded if they are lost, is cheaper than to compute them then, as far as anybody can tell
+    /// Whether to have these positions stored, and loaded if they are lost, is cheaper than to compute them then, as far as anybody can tell
     /// at a preemption.
-    pub fn keeping_pays(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> bool {
+    pub fn swapping_pays(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> bool {
         let lost = 1.0 - self.survived.value().unwrap_or(0.0).min(1.0);
-        let us = self.kept.value().unwrap_or(0.0) + lost * self.load_us(tier);
+        let us = self.swapped.value().unwrap_or(0.0) + lost * self.load_us(tier);
         bytes as f64 * us < lost * self.computing(positions)
     }
 
@@ -156,7 +156,7 @@ impl Costs {
     }
 
     /// Microseconds per token, and per token and position. Where the two cannot be told apart, depth costs nothing.
-    fn line(&self) -> (f64, f64) {
+    pub fn line(&self) -> (f64, f64) {
         let (tt, tp, pp) = (self.tokens_tokens, self.tokens_positions, self.positions_positions);
         if tt == 0.0 {
             return (0.0, 0.0);
@@ -245,12 +245,12 @@ mod tests {
     #[test]
     fn what_is_cheaper_to_keep_is_kept_and_nothing_else() {
         let mut costs = measured();
-        let pays = |costs: &Costs| costs.keeping_pays(TIER, 1 << 20, 0..1000);
+        let pays = |costs: &Costs| costs.swapping_pays(TIER, 1 << 20, 0..1000);
         assert!(pays(&costs), "unmeasured it is free: it is how it is measured");
-        costs.kept(1 << 20, 1000.0);
+        costs.swapped(1 << 20, 1000.0);
         costs.loaded(TIER, 1 << 20, 1000.0);
         assert!(pays(&costs), "2 ms against 150 ms");
-        (0..30).for_each(|_| costs.kept(1 << 20, 1e6));
+        (0..30).for_each(|_| costs.swapped(1 << 20, 1e6));
         assert!(!pays(&costs), "a second for each");
         assert!(!pays(&Costs::default()), "nothing was ever computed");
     }
@@ -258,8 +258,8 @@ mod tests {
     #[test]
     fn what_survives_by_itself_needs_no_keeping() {
         let mut costs = measured();
-        let pays = |costs: &Costs| costs.keeping_pays(TIER, 1 << 20, 0..1000);
-        (0..50).for_each(|_| costs.kept(1 << 20, 10_000.0));
+        let pays = |costs: &Costs| costs.swapping_pays(TIER, 1 << 20, 0..1000);
+        (0..50).for_each(|_| costs.swapped(1 << 20, 10_000.0));
         assert!(pays(&costs));
         (0..50).for_each(|_| costs.survived(99, 100));
         assert!(!pays(&costs), "1 % of 150 ms against 10 ms");

@@ -35,14 +35,15 @@ const TILE: u32 = 8;
 const CATCH_UP: u32 = 64;
 
 impl Scheduler {
-    /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it.
+    /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it, up to the
+    /// first that is no token.
     pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
         let Some(state) = self.requests.get(&request) else { return };
         for slot in &state.members {
             let sequence = &mut self.sequences[*slot];
             if sequence.choice.is_some_and(|own| own.index == choice) {
                 sequence.drafts.clear();
-                sequence.drafts.extend_from_slice(drafts);
+                sequence.drafts.extend(drafts.iter().copied().take_while(|token| *token < self.vocab));
                 sequence.forced = false;
             }
         }
@@ -54,6 +55,8 @@ impl Scheduler {
         let possible = sequence.drafts.is_empty() && sequence.choice.is_some();
         let Some(guide) = sequence.guide.as_ref().filter(|_| possible) else { return false };
         guide.0.forced(&mut sequence.drafts);
+        let none = sequence.drafts.iter().position(|token| *token >= self.vocab);
+        sequence.drafts.truncate(none.unwrap_or(usize::MAX));
         sequence.forced = !sequence.drafts.is_empty();
         sequence.forced
     }
@@ -163,6 +166,7 @@ impl Scheduler {
             let counts = &mut self.counters.drafts[sequence.drafter() as usize];
             counts.sequences += 1;
             counts.tokens += u64::from(drafts);
+            sequence.timing.draft_steps += 1;
             sequence.timing.draft_tokens += drafts;
         }
     }

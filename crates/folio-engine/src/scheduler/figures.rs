@@ -6,10 +6,16 @@ use super::Scheduler;
 use crate::request::Micros;
 use crate::sequence::Wait;
 use crate::stats::{Counters, EngineStats};
+use crate::work::Work;
 
 impl Scheduler {
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// What time has passed with.
+    pub fn work(&self) -> &Work {
+        &self.work
     }
 
     /// Tokens of the last committed step, and how many of them were decodes.
@@ -25,6 +31,7 @@ impl Scheduler {
         stats.running = self.sequences.len() as u32 - stats.waiting.total();
         stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
+        stats.work = self.work;
         stats.cache = cache.stats();
         (stats.last_step_tokens, stats.last_step_decodes) = self.last_step();
         stats.busy = self.has_work();

@@ -5,7 +5,7 @@
 //! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
 //! measured rates (`costs`); and at its end what each tier lacks of it is stored there, under a lease: so what a far tier had is near from
-//! then on. What it computed is also stored where it is preempted, in the tier that is memory (`kept`). Of windows and states only what is read at an end is stored, so where there are such also
+//! then on. What it computed is also stored where it is preempted, in the tier that is memory (`swap`). Of windows and states only what is read at an end is stored, so where there are such also
 //! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
@@ -18,8 +18,8 @@ use std::ops::Range;
 use folio_kv::{KvCache, Ticket, TierId};
 
 use super::Scheduler;
-use super::kept::Leaving;
 use super::room::Resources;
+use super::swap::Leaving;
 use crate::request::{Micros, RequestId};
 use crate::sequence::{Fresh, Slot, State};
 use crate::stats::WaitingFor;
@@ -33,8 +33,8 @@ const STORE_LEASE_US: u64 = 3_000_000;
 pub(super) struct Transfers {
     /// Blocks that each tier keeps together, the nearest first.
     pub chunks: Vec<u32>,
-    /// Where preempted sequences are kept, and what is still read there (`kept`).
-    pub preempted_in: Option<TierId>,
+    /// Where preempted sequences are kept, and what is still read there (`swap`).
+    pub swap: Option<TierId>,
     pub leaving: Vec<Leaving>,
     /// Each with the step that was being planned.
     loads: VecDeque<(u64, LoadOrder)>,
@@ -127,7 +127,9 @@ impl Scheduler {
             return false;
         }
         let from = cache.border(found.lookup.full_blocks * size);
-        let Some(mut offer) = self.best_offer(cache, slot, from / size, found.cached) else { return false };
+        let Some(mut offer) = self.best_offer(cache, slot, from / size, found.lookup.positions()) else {
+            return false;
+        };
         if !self.attach_whole(cache, slot, from) {
             return false;
         }
@@ -201,7 +203,8 @@ impl Scheduler {
             let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
             if to > from * size {
                 let (lease, contents) = cache.lease(table, from, to, until.0);
-                stores.push(StoreOrder { tier, lease, until, root, contents });
+                let lineage = cache.lineage(&contents);
+                stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
             }
         }
         self.transfers.stores.append(&mut stores);
@@ -278,7 +281,6 @@ impl Scheduler {
         let blocks = running.table.published_blocks();
         self.shared_prefixes.published(slot, hashes, &mut running.announced, blocks);
         self.update_reservation(cache, slot);
-        self.update_reservations(cache);
         let sequence = &self.sequences[slot];
         let goes_on =
             sequence.running().is_some_and(|running| running.scheduled < running.table.computable());

@@ -18,7 +18,7 @@
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
 //! | `loads` | blocks that are filled from outside the steps, or read there |
-//! | `kept`, `costs` | what of a preempted sequence is kept in a tier, because computing it again would cost more |
+//! | `swap`, `costs` | what of a preempted sequence is swapped to a tier, because computing it again would cost more |
 //! | `row_times` | what a step takes over its rows |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
@@ -65,7 +65,6 @@ mod costs;
 mod drafts;
 mod fair;
 mod figures;
-mod kept;
 mod loads;
 mod preemption;
 mod queue;
@@ -74,6 +73,7 @@ mod room;
 mod row_times;
 mod shared_prefixes;
 mod suspend;
+mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -82,11 +82,12 @@ use rustc_hash::FxHashMap;
 
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
-use crate::plan::{DrafterModel, SequenceId, StepPlan};
+use crate::plan::{DrafterModel, PLACEHOLDER, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
 use crate::sequence::{Rank, Sequences, Slot};
 use crate::stats::Counters;
 use crate::tier::{CHUNK_BLOCKS_MAX, TIERS_MAX};
+use crate::work::{Activity, Work};
 use admission::Headroom;
 use budget::Step;
 use build::Ring;
@@ -122,12 +123,14 @@ pub struct Scheduler {
     headroom: Headroom,
     costs: Costs,
     drafter: Option<DrafterModel>,
+    vocab: u32,
     /// The step being planned.
     step: Step,
     /// Steps that were begun and are not committed.
     ring: Ring,
     events: Vec<(RequestId, Event)>,
     counters: Counters,
+    work: Work,
     queued: crate::mailbox::Queued,
     /// Of the last one.
     sequence_id: u64,
@@ -160,10 +163,12 @@ impl Scheduler {
             headroom: Headroom::new(),
             costs: Costs::default(),
             drafter: None,
+            vocab: PLACEHOLDER,
             step: Step::default(),
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
             events: Vec::new(),
             counters: Counters::default(),
+            work: Work::idle(),
             queued: Default::default(),
             sequence_id: 0,
             arrival: 0,
@@ -184,6 +189,12 @@ impl Scheduler {
         self
     }
 
+    /// The model has so many tokens: drafts end where one is none of them.
+    pub fn with_vocab(mut self, vocab: u32) -> Self {
+        self.vocab = vocab.min(PLACEHOLDER);
+        self
+    }
+
     /// Tiers keep what the device cannot, the nearest first, each so many blocks together ([`crate::Tier::chunk_blocks`]): see `loads`.
     pub fn with_tiers(mut self, chunk_blocks: impl IntoIterator<Item = u32>) -> Self {
         let chunks = chunk_blocks.into_iter().take(TIERS_MAX);
@@ -191,9 +202,9 @@ impl Scheduler {
         self
     }
 
-    /// The tier that keeps what preempted sequences computed ([`crate::Tier::keeps_preempted`]): see `kept`.
-    pub fn keeping_preempted_in(mut self, tier: Option<TierId>) -> Self {
-        self.transfers.preempted_in = tier;
+    /// The tier that keeps what preempted sequences computed ([`crate::Tier::swaps`]): see `swap`.
+    pub fn swapping_to(mut self, tier: Option<TierId>) -> Self {
+        self.transfers.swap = tier;
         self
     }
 
@@ -230,6 +241,7 @@ impl Scheduler {
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
         debug_assert!(self.has_room(), "no more steps may be under way");
         self.now = now;
+        self.work.pass(now);
         cache.advance(now.0);
         self.recycle();
         self.forget_late_stores();
@@ -237,7 +249,18 @@ impl Scheduler {
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);
         self.build();
+        self.rest();
         &self.step.plan
+    }
+
+    /// What time passes with from here on, if no step is under way. Between a step and the next it is the next's.
+    fn rest(&mut self) {
+        let stuck = self.step.granted == 0;
+        self.work.begin(match self.under_way() {
+            true => None,
+            false if self.requests.is_empty() => Some(Activity::Idle),
+            false => stuck.then_some(Activity::Waiting),
+        });
     }
 
     /// Whether a victim still waits for its last commit, or for a tier to have read what it gave up.

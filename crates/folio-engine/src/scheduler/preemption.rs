@@ -2,9 +2,10 @@
 //!
 //! Owns: the choice of the victim and what happens to it. A victim's full blocks stay in the prefix cache until they are
 //! taken, so a resume is mostly a prefix hit. What may not survive there is kept in a tier, if there is one that is memory and that is cheaper
-//! than to compute it again (`kept`).
+//! than to compute it again (`swap`).
 //!
-//! The victim is the cheapest of those that the requester may displace, itself included:
+//! The victim is the cheapest of those that the requester may preempt, itself included (who waits and displaces somebody asks for the same
+//! order, of those that it outranks: `admission`):
 //! - nobody of a better class, and of its own tenant nobody of better priority; what a caller says of its priority counts among its
 //!   tenant's sequences alone;
 //! - where the pool is divided (`folio_kv::Quota`) it is of the requester's tenant, or of one that holds more than its
@@ -25,7 +26,7 @@
 
 use std::cmp::Reverse;
 
-use folio_kv::{GroupCounts, KvCache, TenantId};
+use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use super::room::Verdict;
@@ -63,7 +64,8 @@ impl Scheduler {
             if lacking.is_zero() {
                 return Allocation::Later;
             }
-            match self.victim(cache, slot, lacking) {
+            let may = |other| self.may_preempt(cache, slot, other);
+            match self.victim(cache, slot, lacking, may) {
                 Some(victim) if victim != slot => self.preempt(cache, victim),
                 _ => return Allocation::Refused,
             }
@@ -100,25 +102,32 @@ impl Scheduler {
         victims.len()
     }
 
-    fn is_victim(&self, slot: Slot) -> bool {
+    pub(super) fn is_victim(&self, slot: Slot) -> bool {
         let running = self.sequences[slot].running();
         running.is_some_and(|running| running.reserved.is_none() && !running.preempted)
     }
 
-    /// `lacking`: what the requester is short of, per cache group.
-    fn victim(&self, cache: &KvCache, requester: Slot, lacking: GroupCounts) -> Option<Slot> {
-        let requester = &self.sequences[requester];
-        let mine = requester.owner();
+    /// Whether who runs dry may take another's blocks, or its own.
+    fn may_preempt(&self, cache: &KvCache, requester: Slot, other: Slot) -> bool {
+        let (requester, other) = (&self.sequences[requester], &self.sequences[other]);
+        let (mine, owner) = (requester.owner(), other.owner());
         let (pool, ceiling) = cache.room(mine);
         // A tenant at its ceiling gives way to itself; nobody within its guarantee gives way to another.
-        let yields = |owner: TenantId| {
-            let borrows = || cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee;
-            owner == mine || !cache.has_quotas() || (pool <= ceiling && borrows())
-        };
-        let candidates = self.running.iter().filter(|(_, slot)| {
-            let sequence = &self.sequences[*slot];
-            self.is_victim(*slot) && !sequence.outranks(requester) && yields(sequence.owner())
-        });
+        let borrows = || cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee;
+        let yields = owner == mine || !cache.has_quotas() || (pool <= ceiling && borrows());
+        yields && !other.outranks(requester)
+    }
+
+    /// The cheapest of those that may give way. `lacking`: what the requester is short of, per cache group.
+    pub(super) fn victim(
+        &self,
+        cache: &KvCache,
+        requester: Slot,
+        lacking: GroupCounts,
+        may: impl Fn(Slot) -> bool,
+    ) -> Option<Slot> {
+        let requester = &self.sequences[requester];
+        let candidates = self.running.iter().filter(|(_, slot)| self.is_victim(*slot) && may(*slot));
         let order = |(rank, slot): &(Rank, Slot)| {
             let (exclusive, cost) = self.recompute_cost(cache, *slot);
             let frees = lacking.saturating_sub(exclusive) != lacking;
@@ -163,9 +172,8 @@ impl Scheduler {
         self.counters.preemptions += 1;
         self.sequences[victim].timing.preemptions += 1;
         self.headroom.preempted();
-        let at_stake = self.keep_preempted(cache, victim);
+        let at_stake = self.swap_out(cache, victim);
         self.back_to_queue(cache, victim, at_stake);
-        self.update_reservations(cache);
         self.step.preempted = true;
     }
 

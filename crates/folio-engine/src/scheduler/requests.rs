@@ -157,11 +157,13 @@ impl Scheduler {
         error: Option<Arc<str>>,
     ) {
         let id = self.sequences[leader].request_id;
-        let timing = self.sequences[leader].timing;
+        let mut timing = self.timing(leader);
         let unforked =
             self.requests.get_mut(&id).map(|state| std::mem::take(&mut state.unforked)).unwrap_or_default();
         for choice in unforked {
             self.emit_finished(id, choice, reason, None, error.clone(), timing);
+            // What the prompt took is told once.
+            timing.us = 0.0;
         }
         self.free_sequence(cache, leader);
     }
@@ -175,11 +177,21 @@ impl Scheduler {
         stop_token: Option<u32>,
         error: Option<Arc<str>>,
     ) {
-        let sequence = &self.sequences[slot];
-        let (id, timing) = (sequence.request_id, sequence.timing);
+        let (sequence, timing) = (&self.sequences[slot], self.timing(slot));
+        let id = sequence.request_id;
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         self.emit_finished(id, choice, reason, stop_token, error, timing);
         self.free_sequence(cache, slot);
+    }
+
+    /// Its times up to now, as whoever waits is told at the end.
+    fn timing(&self, slot: Slot) -> Timing {
+        let sequence = &self.sequences[slot];
+        let mut timing = Timing { us: sequence.us, ..sequence.timing };
+        if let Some(wait) = sequence.waiting().map(|waiting| waiting.wait).or(sequence.suspension()) {
+            timing.waited_us[wait.reason] += self.now.0.saturating_sub(wait.since.0);
+        }
+        timing
     }
 
     /// Releases everything a sequence holds, and forgets its request with the last one.
@@ -261,6 +273,7 @@ fn first_sequence(
         hashes,
         declared: false,
         high_water: 0,
+        us: 0.0,
         timing: Timing { arrived: now, ..Timing::default() },
         drafts: Vec::new(),
         forced: false,

@@ -4,8 +4,9 @@
 //! sequence that is not asked about.
 //!
 //! A running sequence with a reservation may still take [`Running::reserved`](crate::sequence::Running) blocks, however others
-//! grow. The sum of those is kept as they change: when it grows, when its step is committed, and, in a cache with windows, of all
-//! when somebody comes to share blocks and behind each commit. So asking costs O(1), not a look at everybody (in a divided pool O(tenants with one)).
+//! grow. The sum of those is kept as they change: when it grows, and when its step is committed. Nobody else changes it: that somebody shares a
+//! window's blocks is counted beside it ([`KvCache::shared_references`]). So asking costs O(1), not a look at everybody (in a divided pool
+//! O(tenants with one)).
 
 use folio_kv::{GroupCounts, KvCache, TenantId};
 
@@ -153,7 +154,11 @@ impl Scheduler {
                 }
             }
         }
-        spare.saturating_sub(self.reservations.blocks.saturating_sub(mine.unwrap_or_default()))
+        if self.reservations.is_empty() {
+            return spare;
+        }
+        let others = self.reservations.blocks.saturating_sub(mine.unwrap_or_default());
+        spare.saturating_sub(others + cache.shared_references())
     }
 
     /// Sets aside, for a running sequence, all that it may ever need.
@@ -175,16 +180,6 @@ impl Scheduler {
             running.reserved = Some(after);
         }
         self.reservations.change(owner, Some(before), Some(after));
-    }
-
-    /// Somebody came to share blocks, or blocks gave way to equal ones: in a window group their holders lose by that. Who shares
-    /// blocks from outside (a lease, a table of its own) says so before the next plan.
-    pub fn update_reservations(&mut self, cache: &KvCache) {
-        if cache.needed_groups() > 1 && !self.reservations.is_empty() {
-            for at in 0..self.running.len() {
-                self.update_reservation(cache, self.running[at].1);
-            }
-        }
     }
 
     /// Its reservation, if it has one, ends.

@@ -73,7 +73,7 @@ impl Scheduler {
             State::Running(running) => {
                 if let Some(wait) = running.suspended.take() {
                     self.waiting.changes(Some(wait.reason), None);
-                    self.waited(wait);
+                    self.waited(slot, wait);
                     self.wait_for_load(slot);
                 }
             }
@@ -129,12 +129,18 @@ impl Scheduler {
                 return self.resume_sequence(slot);
             }
         };
-        self.waited(wait);
+        self.expired(wait);
         self.end_with_error(cache, slot, error.into());
     }
 
     /// A wait is over.
-    pub(super) fn waited(&mut self, wait: Wait) {
+    pub(super) fn waited(&mut self, slot: Slot, wait: Wait) {
+        self.expired(wait);
+        let us = self.now.0.saturating_sub(wait.since.0);
+        self.sequences[slot].timing.waited_us[wait.reason] += us;
+    }
+
+    fn expired(&mut self, wait: Wait) {
         self.counters.waits_expired[wait.reason] += u64::from(wait.is_over(self.now, &self.config));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use folio_engine::EventFeed;
-use folio_events::{KvEvents, KvEventsConfig, MEDIUM, Source, int_hash};
+use folio_events::{KvEvents, KvEventsConfig, Source, int_hash};
 use folio_kv::{BlockHashes, CacheConfig, CacheEvent, Identity, KvCache, LruLeafFirst, Root, TenantId};
 use rmpv::Value;
 
@@ -37,7 +37,8 @@ pub fn bench(blocks: u32, most: usize, more: &str) -> Bench {
         let name = ["zero", "one", "two"][tenant.0 as usize];
         names.as_ref().is_none_or(|names| names.iter().any(|told| told == name)).then(|| name.into())
     };
-    let events = KvEvents::start(&Source { config, feed: feed.clone() }, Box::new(told)).expect("it starts");
+    let source = Source { config, feed: feed.clone() };
+    let events = KvEvents::start(&source, Box::new(told), Box::new(Vec::new)).expect("it starts");
     wait_until("it has begun", || events.stats().next_message == 1);
     Bench { cache, feed, events }
 }
@@ -78,7 +79,7 @@ impl Bench {
             let stats = self.events.stats();
             quiet = if stats.next_message == before { quiet + 1 } else { 0 };
             before = stats.next_message;
-            quiet > 100 && (stats.blocks == expected || quiet > 1000)
+            quiet > 100 && (stats.blocks[0] == expected || quiet > 1000)
         });
         before
     }
@@ -89,7 +90,7 @@ impl Bench {
         let blocks = all.events.iter().zip(all.tokens.chunks_exact(SIZE as usize));
         let entry = |(event, tokens): (&CacheEvent, &[u32])| match *event {
             CacheEvent::Stored { tenant, hash, parent } if told(tenant) => {
-                Some(((int_hash(&hash), MEDIUM.to_owned()), (parent.as_ref().map(int_hash), tokens.to_vec())))
+                Some(((int_hash(&hash), "GPU".to_owned()), (parent.as_ref().map(int_hash), tokens.to_vec())))
             }
             _ => None,
         };

@@ -10,35 +10,20 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use super::NONE;
+use crate::list::{Links, List};
 use crate::types::TenantId;
-
-/// In `older`: the block is in no list.
-const ABSENT: u32 = NONE - 1;
-
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    older: u32,
-    younger: u32,
-}
-
-/// Oldest and youngest of a list.
-#[derive(Clone, Copy, Debug)]
-struct Ends(u32, u32);
-
-const EMPTY: Ends = Ends(NONE, NONE);
 
 /// A list of another level than the ordinary one, and when it is its tenant's turn.
 #[derive(Clone, Copy, Debug)]
 struct Special {
     level: u8,
     turn: u64,
-    ends: Ends,
+    list: List,
 }
 
 #[derive(Debug)]
-struct Lists {
-    ordinary: Ends,
+struct Owned {
+    ordinary: List,
     /// Ascending, none of them empty.
     special: Vec<Special>,
 }
@@ -46,8 +31,8 @@ struct Lists {
 #[derive(Debug)]
 pub(super) struct Leaves {
     ordinary: u8,
-    links: Vec<Link>,
-    tenants: FxHashMap<TenantId, Lists>,
+    links: Links,
+    tenants: FxHashMap<TenantId, Owned>,
     /// All special lists. Tenants with one of the same level take turns.
     turns: BTreeMap<(u8, u64), TenantId>,
     turn: u64,
@@ -55,61 +40,44 @@ pub(super) struct Leaves {
 
 impl Leaves {
     pub fn new(blocks: u32, ordinary: u8) -> Self {
-        let links = vec![Link { older: ABSENT, younger: NONE }; blocks as usize];
+        let links = Links::new(blocks);
         Self { ordinary, links, tenants: FxHashMap::default(), turns: BTreeMap::new(), turn: 0 }
     }
 
     /// Reads what is kept of the block, for nothing but to have it near.
     pub fn touch(&self, block: u32) -> u32 {
-        self.links[block as usize].older
+        self.links.touch(block)
     }
 
     pub fn contains(&self, block: u32) -> bool {
-        self.links.get(block as usize).is_some_and(|link| link.older != ABSENT)
+        self.links.contains(block)
     }
 
-    /// The ends of a list, which is made if it is not there.
-    fn ends(&mut self, tenant: TenantId, level: u8) -> &mut Ends {
-        let lists = self.tenants.entry(tenant).or_insert(Lists { ordinary: EMPTY, special: Vec::new() });
+    /// Links, and a list, which is made if it is not there.
+    fn list(&mut self, tenant: TenantId, level: u8) -> (&mut Links, &mut List) {
+        let owned =
+            self.tenants.entry(tenant).or_insert(Owned { ordinary: List::EMPTY, special: Vec::new() });
         if level == self.ordinary {
-            return &mut lists.ordinary;
+            return (&mut self.links, &mut owned.ordinary);
         }
-        let at = lists.special.binary_search_by_key(&level, |list| list.level);
+        let at = owned.special.binary_search_by_key(&level, |list| list.level);
         let at = at.unwrap_or_else(|at| {
             self.turn += 1;
             self.turns.insert((level, self.turn), tenant);
-            lists.special.insert(at, Special { level, turn: self.turn, ends: EMPTY });
+            owned.special.insert(at, Special { level, turn: self.turn, list: List::EMPTY });
             at
         });
-        &mut lists.special[at].ends
+        (&mut self.links, &mut owned.special[at].list)
     }
 
     pub fn push_youngest(&mut self, tenant: TenantId, level: u8, block: u32) {
-        let Ends(_, youngest) = *self.ends(tenant, level);
-        self.join(tenant, level, block, Link { older: youngest, younger: NONE });
+        let (links, list) = self.list(tenant, level);
+        links.push_youngest(list, block);
     }
 
     pub fn push_oldest(&mut self, tenant: TenantId, level: u8, block: u32) {
-        let Ends(oldest, _) = *self.ends(tenant, level);
-        self.join(tenant, level, block, Link { older: NONE, younger: oldest });
-    }
-
-    fn join(&mut self, tenant: TenantId, level: u8, block: u32, link: Link) {
-        debug_assert!(!self.contains(block), "a block is in one list at most");
-        self.links[block as usize] = link;
-        self.tie(tenant, level, link, block, block);
-    }
-
-    /// Makes `first` and `last` the neighbours of what is on either side of `link`.
-    fn tie(&mut self, tenant: TenantId, level: u8, link: Link, first: u32, last: u32) {
-        match link.older {
-            NONE => self.ends(tenant, level).0 = first,
-            older => self.links[older as usize].younger = first,
-        }
-        match link.younger {
-            NONE => self.ends(tenant, level).1 = last,
-            younger => self.links[younger as usize].older = last,
-        }
+        let (links, list) = self.list(tenant, level);
+        links.push_oldest(list, block);
     }
 
     /// Whether it was in the list.
@@ -117,10 +85,9 @@ impl Leaves {
         if !self.contains(block) {
             return false;
         }
-        let link = self.links[block as usize];
-        self.tie(tenant, level, link, link.younger, link.older);
-        self.links[block as usize].older = ABSENT;
-        if (link.older, link.younger) == (NONE, NONE) {
+        let (links, list) = self.list(tenant, level);
+        links.remove(list, block);
+        if *list == List::EMPTY {
             self.close(tenant, level);
         }
         true
@@ -133,7 +100,7 @@ impl Leaves {
             let list = lists.special.remove(at);
             self.turns.remove(&(level, list.turn));
         }
-        if lists.ordinary.0 == NONE && lists.special.is_empty() {
+        if lists.ordinary == List::EMPTY && lists.special.is_empty() {
             self.tenants.remove(&tenant);
         }
     }
@@ -142,9 +109,8 @@ impl Leaves {
     pub fn weakest(&self, tenant: TenantId) -> Option<u32> {
         let lists = self.tenants.get(&tenant)?;
         let special = lists.special.first();
-        let below = special.filter(|list| list.level < self.ordinary || lists.ordinary.0 == NONE);
-        let Ends(oldest, _) = below.map_or(lists.ordinary, |list| list.ends);
-        (oldest != NONE).then_some(oldest)
+        let below = special.filter(|special| special.level < self.ordinary || lists.ordinary == List::EMPTY);
+        below.map_or(lists.ordinary, |special| special.list).oldest()
     }
 
     /// The oldest block of the lowest special level among `levels`, of the tenant whose turn it is; the turn passes on.
@@ -156,20 +122,15 @@ impl Leaves {
         lists.special[at].turn = self.turn;
         self.turns.remove(&(level, turn));
         self.turns.insert((level, self.turn), tenant);
-        Some(lists.special[at].ends.0)
+        lists.special[at].list.oldest()
     }
 
     /// Every listed block with its tenant and its level, oldest first.
     pub fn all(&self) -> impl Iterator<Item = (TenantId, u8, u32)> + '_ {
         self.tenants.iter().flat_map(move |(tenant, lists)| {
-            let special = lists.special.iter().map(|list| (list.level, list.ends));
-            special.chain([(self.ordinary, lists.ordinary)]).flat_map(move |(level, ends)| {
-                let link = |block: u32| (block != NONE).then_some(block);
-                let blocks = std::iter::successors(link(ends.0), move |block| {
-                    link(self.links[*block as usize].younger)
-                });
-                blocks.map(move |block| (*tenant, level, block))
-            })
+            let special = lists.special.iter().map(|special| (special.level, special.list));
+            let all = special.chain([(self.ordinary, lists.ordinary)]);
+            all.flat_map(move |(level, list)| self.links.of(list).map(move |block| (*tenant, level, block)))
         })
     }
 

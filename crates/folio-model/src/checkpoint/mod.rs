@@ -201,6 +201,7 @@ impl Checkpoint {
         // Nothing reads logits, so any matrix of that shape does.
         config.tied |= only_embeds;
         if stored {
+            shards::apply_names(&config, &mut shards, &mut tensors)?;
             experts::apply(&config, &source.location(), &mut shards, &mut tensors)?;
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         }

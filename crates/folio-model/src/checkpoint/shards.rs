@@ -10,7 +10,9 @@ use super::safetensors::{TensorEntry, read_header};
 use super::source::Source;
 use super::storage::Storage;
 use super::{INDEX, SINGLE, json};
+use crate::config::Config;
 use crate::error::{ModelError, Result};
+use crate::family::Pairs;
 use crate::quant::Encoding;
 
 /// One open file.
@@ -162,6 +164,45 @@ fn open_shard(
         })
         .collect();
     Ok(Shard { file: source.display(file), storage, entries })
+}
+
+/// Calls tensors what the decoder calls them, and sees to it that rows of q and k are read in its order, as the family's row says.
+pub fn apply_names(config: &Config, shards: &mut [Shard], index: &mut Index) -> Result<()> {
+    let family = &config.family;
+    let decoder_name = |stored: &String| {
+        let renamed = |name: String, (stored, ours): &(&str, &str)| name.replace(stored, ours);
+        family.renamed.iter().fold(stored.clone(), renamed)
+    };
+    if !family.renamed.is_empty() {
+        *index =
+            std::mem::take(index).into_iter().map(|(name, shard)| (decoder_name(&name), shard)).collect();
+        for shard in &mut *shards {
+            let entries = std::mem::take(&mut shard.entries);
+            shard.entries = entries.into_iter().map(|(name, entry)| (decoder_name(&name), entry)).collect();
+        }
+    }
+    if family.pairs == Pairs::Halves {
+        return Ok(());
+    }
+    if config.quantization.is_some() {
+        return Err(ModelError::Unsupported {
+            file: super::CONFIG.to_owned(),
+            what: format!(
+                "quantized tensors of a model of type {} (field `quantization_config`)",
+                family.model_type
+            ),
+            supported: "supported: its plain tensors, or its GGUF file".to_owned(),
+        });
+    }
+    for (name, entry) in shards.iter_mut().flat_map(|shard| &mut shard.entries) {
+        let heads = match name {
+            name if name.contains(".self_attn.q_proj.") => config.heads,
+            name if name.contains(".self_attn.k_proj.") => config.kv_heads,
+            _ => continue,
+        };
+        entry.form = Form::Rows(RowOrder::Interleaved { heads });
+    }
+    Ok(())
 }
 
 /// `weight_map` of a sharded checkpoint: tensor name to file name in the same folder.

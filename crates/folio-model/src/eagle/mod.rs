@@ -4,10 +4,9 @@
 //! Owns: reading the checkpoints that people have ([`settings`]), which of their tensors go where, and the head as a [`Program`]. Must never:
 //! know who drafts, or change a token of the model.
 //!
-//! A head has a row for each token but the first: the row of token `q` takes the embedding of `q` and the features of position `q - 1`,
-//! which are a product (`fc`) of the model's residual stream at some layers, side by side. Behind what the model has computed, the row's own
-//! residual stream takes the features' place. In Folio the product is the model's ([`Head::load_taps`]): a model with a head gives each row's
-//! features out as they go into the head, whose program takes rows of one width from either.
+//! Its features ([`draft_head`](crate::draft_head)) are a product (`fc`) of the model's residual stream at some layers, side by side; behind
+//! what the model has computed, the row's own residual stream takes their place. In Folio the product is the model's: a model with a head gives
+//! each row's features out as they go into the head, whose program takes rows of one width from either.
 //!
 //! ```text
 //! features = sum of fc_i . norm_i(x before layer i)            in the model; norm_i only with `fc_norm`
@@ -25,10 +24,11 @@ use std::sync::Arc;
 use settings::Settings;
 pub use settings::is_head;
 
-use crate::backend::{Backend, DType, KvLayout, TensorView};
+use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::decoder::{Tap, Taps, kv_layout};
+use crate::draft_head::{DraftHead, LoadedHead, load_matrix};
 use crate::error::{ModelError, Result};
 use crate::loader::LoadOptions;
 use crate::program::{AttentionSpec, Buf, MatrixId, Op, Program, RopeId, VectorId};
@@ -52,15 +52,9 @@ pub struct Head {
     o_bias: bool,
 }
 
-/// A head in a backend that has no cache yet.
-#[derive(Clone, Debug)]
-pub struct LoadedHead {
-    /// Tokens that it can say, values in a row of its logits.
-    pub vocab: usize,
-    /// Of each of them, the model's.
-    pub token_ids: Option<Arc<[u32]>>,
-    /// One group of one layer.
-    pub kv_layout: KvLayout,
+/// The layers of a model of this configuration whose inputs a head reads, by the text of its config.json alone. `file` is for messages.
+pub fn layers_read(file: &str, text: &[u8], target: &Config) -> Result<Vec<usize>> {
+    Ok(Settings::parse(file, text, target)?.taps)
 }
 
 impl Head {
@@ -90,19 +84,9 @@ impl Head {
         Ok(head)
     }
 
-    /// Values of a row's features.
-    pub fn width(&self) -> usize {
-        self.config().hidden
-    }
-
     /// Layers of the model whose inputs it reads.
     pub fn taps(&self) -> &[usize] {
         &self.settings.taps
-    }
-
-    /// As what its weights are stored: `fc`, for the rest.
-    pub fn weight_encoding(&self) -> Result<Encoding> {
-        Ok(self.checkpoint.tensor(&self.matrices()[0])?.encoding)
     }
 
     fn config(&self) -> &Config {
@@ -174,44 +158,6 @@ impl Head {
                 Err(ModelError::Tensor { file: file.to_owned(), tensor: tensor.to_owned(), problem })
             }
         }
-    }
-
-    /// What the model needs of it, in the model's backend.
-    pub(crate) fn load_taps(&self, backend: &mut dyn Backend) -> Result<Taps> {
-        let eps = self.config().eps;
-        let fc = self.matrices().swap_remove(0);
-        let mut of = Vec::with_capacity(self.settings.taps.len());
-        for (index, &before) in self.settings.taps.iter().enumerate() {
-            let columns = index * self.hidden..(index + 1) * self.hidden;
-            let matrix = self.matrix(backend, std::slice::from_ref(&fc), Some(columns))?;
-            let norm = match self.settings.fc_norm {
-                false => None,
-                true => {
-                    let spec = self.spec(&format!("fc_norm.{index}.weight"), &[self.hidden]);
-                    Some((self.vector(backend, &[spec])?, eps))
-                }
-            };
-            of.push(Tap { before, norm, matrix });
-        }
-        Ok(Taps { width: self.width(), of })
-    }
-
-    /// Packs the head into a backend of its own and gives it the program. Its sequences are as long as the model's,
-    /// `options.max_model_len`; what it lacks is read from the model's checkpoint.
-    pub fn load(
-        &self,
-        target: &Checkpoint,
-        backend: &mut dyn Backend,
-        options: &LoadOptions<'_>,
-    ) -> Result<LoadedHead> {
-        let config = self.config();
-        let positions = options.max_model_len.unwrap_or(target.config().max_position);
-        let layout = kv_layout(config, &options.kv_formats, options.block_tokens, positions);
-        let problem = |problem| ModelError::KvLayout { place: self.checkpoint.location(), problem };
-        let kv_layout = layout.map_err(problem)?;
-        let program = self.program(target, backend, positions)?;
-        backend.load_program(program, options.max_rows, options.max_logit_rows, positions)?;
-        Ok(LoadedHead { vocab: self.settings.draft_vocab, token_ids: self.token_ids.clone(), kv_layout })
     }
 
     fn program(&self, target: &Checkpoint, backend: &mut dyn Backend, positions: usize) -> Result<Program> {
@@ -325,26 +271,7 @@ impl Head {
         specs: &[TensorSpec],
         columns: Option<std::ops::Range<usize>>,
     ) -> Result<MatrixId> {
-        let mut parts = Vec::with_capacity(specs.len());
-        for spec in specs {
-            let tensor = self.checkpoint.tensor(spec)?;
-            let values = tensor.read()?;
-            let (all, range) = (spec.shape[1], columns.clone().unwrap_or(0..spec.shape[1]));
-            let size = tensor.encoding.plain().map_or(0, DType::size);
-            let bytes: Vec<u8> = match range.len() == all {
-                true => values.bytes.into_owned(),
-                false => {
-                    let rows = values.bytes.chunks_exact(all * size);
-                    rows.flat_map(|row| &row[range.start * size..range.end * size]).copied().collect()
-                }
-            };
-            parts.push((tensor.encoding, [spec.shape[0], range.len()], bytes));
-        }
-        let views: Vec<TensorView<'_>> = parts
-            .iter()
-            .map(|(encoding, shape, bytes)| TensorView { encoding: *encoding, shape, bytes, order: None })
-            .collect();
-        Ok(backend.load_matrix(&self.label(&specs[0]), &views)?)
+        load_matrix(&self.checkpoint, backend, &self.label(&specs[0]), specs, columns)
     }
 
     fn vector(&self, backend: &mut dyn Backend, specs: &[TensorSpec]) -> Result<VectorId> {
@@ -359,6 +286,51 @@ impl Head {
 
     fn label(&self, spec: &TensorSpec) -> String {
         format!("{} of the head", spec.name)
+    }
+}
+
+impl DraftHead for Head {
+    fn width(&self) -> usize {
+        self.config().hidden
+    }
+
+    fn weight_encoding(&self, _: &Checkpoint) -> Result<Encoding> {
+        Ok(self.checkpoint.tensor(&self.matrices()[0])?.encoding)
+    }
+
+    fn load_taps(&self, backend: &mut dyn Backend) -> Result<Taps> {
+        let eps = self.config().eps;
+        let fc = self.matrices().swap_remove(0);
+        let mut of = Vec::with_capacity(self.settings.taps.len());
+        for (index, &before) in self.settings.taps.iter().enumerate() {
+            let columns = index * self.hidden..(index + 1) * self.hidden;
+            let matrix = self.matrix(backend, std::slice::from_ref(&fc), Some(columns))?;
+            let norm = match self.settings.fc_norm {
+                false => None,
+                true => {
+                    let spec = self.spec(&format!("fc_norm.{index}.weight"), &[self.hidden]);
+                    Some((self.vector(backend, &[spec])?, eps))
+                }
+            };
+            of.push(Tap { before, norm, matrix });
+        }
+        Ok(Taps::Products { width: self.width(), of })
+    }
+
+    fn load(
+        &self,
+        target: &Checkpoint,
+        backend: &mut dyn Backend,
+        options: &LoadOptions<'_>,
+    ) -> Result<LoadedHead> {
+        let config = self.config();
+        let positions = options.max_model_len.unwrap_or(target.config().max_position);
+        let layout = kv_layout(config, &options.kv_formats, options.block_tokens, positions);
+        let problem = |problem| ModelError::KvLayout { place: self.checkpoint.location(), problem };
+        let kv_layout = layout.map_err(problem)?;
+        let program = self.program(target, backend, positions)?;
+        backend.load_program(program, options.max_rows, options.max_logit_rows, positions)?;
+        Ok(LoadedHead { vocab: self.settings.draft_vocab, token_ids: self.token_ids.clone(), kv_layout })
     }
 }
 

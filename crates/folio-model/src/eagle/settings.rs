@@ -60,7 +60,7 @@ impl Settings {
         Ok((text, settings))
     }
 
-    fn parse(file: &str, text: &[u8], target: &Config) -> Result<Self> {
+    pub fn parse(file: &str, text: &[u8], target: &Config) -> Result<Self> {
         let map = parse_object(file, text)?;
         let fields = Fields::new(file, &map);
         let speculators = fields.text("speculators_model_type")?;

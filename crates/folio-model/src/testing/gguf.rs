@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
-use crate::config::Experts;
-use crate::family::ExpertTensors;
+use crate::config::{EmbeddingScale, Experts};
+use crate::family::{ExpertTensors, Norms};
 use crate::program::Routing;
 use crate::rope::RopeScaling;
 use crate::weights::{TensorSpec, weight_specs};
@@ -151,7 +151,7 @@ impl Writer {
 pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     let config = checkpoint.config();
     let architecture = match config.family.model_type {
-        "mistral" => "llama",
+        "mistral" | "mistral3" | "mixtral" => "llama",
         "qwen3_moe" => "qwen3moe",
         "gemma3_text" => "gemma3",
         "gpt_oss" => "gpt-oss",
@@ -179,6 +179,16 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         if experts.routing == Routing::AmongAll {
             writer = writer.flag(&key("expert_weights_norm"), false);
         }
+    }
+    if config.family.multipliers {
+        let Some(EmbeddingScale::Number(embedding)) = config.embedding_scale else {
+            panic!("a fixture with multipliers has all of them")
+        };
+        writer = writer
+            .f32(&key("embedding_scale"), embedding as f32)
+            .f32(&key("residual_scale"), config.residual_scale as f32)
+            .f32(&key("attention.scale"), config.attention_scale as f32)
+            .f32(&key("logit_scale"), config.logit_divisor as f32);
     }
     for (suffix, cap) in [
         ("attn_logit_softcapping", config.attention_softcap),
@@ -260,7 +270,8 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
     ]
     .into();
     let mut stacked: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    let interleaved = ["llama", "mistral", "smollm3"].contains(&config.family.model_type);
+    let interleaved = ["llama", "mistral", "mistral3", "mixtral", "smollm3", "granite", "ernie4_5"]
+        .contains(&config.family.model_type);
     for spec in weight_specs(config).iter().flat_map(|weight| &weight.parts) {
         let TensorSpec { name, shape, .. } = spec;
         let tensor = checkpoint.tensor(spec).unwrap_or_else(|error| panic!("{error}"));
@@ -283,7 +294,9 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
                 if interleaved && heads > 0 {
                     bytes = interleave(&bytes, shape[0], heads);
                 }
-                let behind = config.family.post_norms || config.family.sinks;
+                let behind = config.family.norms != Norms::Before
+                    || config.family.sinks
+                    || config.family.model_type == "seed_oss";
                 let part = match &*part {
                     "post_attention_layernorm" if behind => "post_attention_norm",
                     "attn_sinks" => "attn_sinks",

@@ -6,9 +6,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
 use folio_api::ApiError;
-use folio_engine::{CacheCommand, CacheResponse};
-use folio_events::{MEDIUM, Told, int_hash};
-use folio_kv::{CacheEvent, EventBatch};
+use folio_engine::{CacheCommand, CacheResponse, Medium, TierEvent};
+use folio_events::{Told, int_hash, medium_name};
+use folio_kv::{BlockHash, CacheEvent, EventBatch};
 use serde_json::{Value, json};
 
 use crate::endpoints::prefixes::command;
@@ -17,7 +17,7 @@ use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
 use crate::load::Load;
 use crate::observability::Observability;
-use crate::observability::kv_events::{Published, told};
+use crate::observability::kv_events::{Published, owners, told};
 use crate::tenancy::Tenancy;
 use crate::threads::{Lost, NOBODY};
 
@@ -51,7 +51,7 @@ pub(crate) async fn show(State(observability): Shared<Observability>) -> Reply {
     Ok(json_response(answer.to_string()))
 }
 
-/// `GET /kv_events/blocks`: what the engine holds of those who are told, from the engine itself: what a subscriber should know when all that
+/// `GET /kv_events/blocks`: what the engine and its tiers hold of those who are told, from themselves: what a subscriber should know when all that
 /// happened until now was told.
 pub(crate) async fn blocks(
     State(observability): Shared<Observability>,
@@ -65,7 +65,10 @@ pub(crate) async fn blocks(
         return Err(unexpected().into());
     };
     let bytes = size_of_val(resident.tokens.as_slice());
-    let written = load.text.finish(NOBODY, bytes, move || list(&resident, &told, size).to_string()).await;
+    let (owners, feed) = (owners(&source.config, &tenancy.tenants), source.feed.clone());
+    let list = move || list(&resident, &feed.resident(&owners()), &told, size).to_string();
+    // Tiers read it from a disk.
+    let written = load.files.finish(NOBODY, bytes, list).await;
     Ok(json_response(written.map_err(|Lost| unexpected())?))
 }
 
@@ -73,20 +76,30 @@ fn unexpected() -> ApiError {
     ApiError::internal("the cache answered something else")
 }
 
-fn list(resident: &EventBatch, told: &Told, block_tokens: u32) -> Value {
-    let stored = resident.events.iter().zip(resident.tokens.chunks_exact(block_tokens as usize));
-    let block = |(event, tokens): (&CacheEvent, &[u32])| {
-        let CacheEvent::Stored { tenant, hash, parent } = event else { return None };
-        let name = told(*tenant)?;
+/// What the device holds, and what tiers do.
+fn list(resident: &EventBatch, of_tiers: &[TierEvent], told: &Told, block_tokens: u32) -> Value {
+    let block = |medium, tenant, hash: &BlockHash, parent: Option<BlockHash>, tokens: &[u32]| {
+        let name = told(tenant)?;
         Some(json!({
             "hash": int_hash(hash),
             "parent": parent.as_ref().map(int_hash),
-            "medium": MEDIUM,
+            "medium": medium_name(medium),
             "tenant": &*name,
             "token_ids": tokens,
         }))
     };
-    let data: Vec<Value> = stored.filter_map(block).collect();
+    let stored = resident.events.iter().zip(resident.tokens.chunks_exact(block_tokens as usize));
+    let device = stored.filter_map(|(event, tokens)| match event {
+        CacheEvent::Stored { tenant, hash, parent } => block(Medium::Device, *tenant, hash, *parent, tokens),
+        CacheEvent::Removed { .. } | CacheEvent::Cleared { .. } => None,
+    });
+    let tiers = of_tiers.iter().filter_map(|event| match event {
+        TierEvent::Stored { medium, tenant, hash, parent, tokens } => {
+            block(*medium, *tenant, hash, *parent, tokens)
+        }
+        TierEvent::Removed { .. } => None,
+    });
+    let data: Vec<Value> = device.chain(tiers).collect();
     json!({"object": "list", "block_size": block_tokens, "data": data})
 }
 

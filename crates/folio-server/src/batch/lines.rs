@@ -75,7 +75,7 @@ impl LineError {
 
 /// Where a request lies in its file.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Place {
+pub struct LineSpan {
     pub start: u64,
     pub bytes: u32,
 }
@@ -85,7 +85,7 @@ pub fn check(
     mut file: impl BufRead,
     endpoint: Endpoint,
     (lines_max, bytes_max): (usize, usize),
-) -> Result<Vec<Place>, Vec<LineError>> {
+) -> Result<Vec<LineSpan>, Vec<LineError>> {
     let (mut places, mut errors, mut ids) = (Vec::new(), Vec::new(), HashSet::new());
     let (mut start, mut number, mut line) = (0u64, 0u64, Vec::new());
     loop {
@@ -102,7 +102,7 @@ pub fn check(
         };
         number += 1;
         work::add(bytes);
-        let place = Place { start, bytes: bytes as u32 };
+        let place = LineSpan { start, bytes: bytes as u32 };
         start += bytes as u64;
         if line.trim_ascii().is_empty() {
             continue;
@@ -254,7 +254,7 @@ mod tests {
         format!(r#"{{"custom_id":"{id}","method":"POST","url":"/v1/embeddings","body":{{"input":"x"}}}}"#)
     }
 
-    fn checked(text: &str) -> Result<Vec<Place>, Vec<LineError>> {
+    fn checked(text: &str) -> Result<Vec<LineSpan>, Vec<LineError>> {
         check(text.as_bytes(), Endpoint::Embeddings, (3, 1000))
     }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use super::lines::{Endpoint, LineError, Place, Usage};
+use super::lines::{Endpoint, LineError, LineSpan, Usage};
 
 /// Of what is written. 0: before there were versions, otherwise like 1. Whoever changes what a record means counts it up and reads
 /// the older ones too.
@@ -62,7 +62,7 @@ impl Content {
         })
     }
 
-    pub fn line(&self, place: Place) -> io::Result<Vec<u8>> {
+    pub fn line(&self, place: LineSpan) -> io::Result<Vec<u8>> {
         let mut line = vec![0; place.bytes as usize];
         match self {
             Self::Memory(bytes) => {

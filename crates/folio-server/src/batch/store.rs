@@ -49,12 +49,12 @@ struct Entry {
 
 /// What one owner has, oldest first.
 #[derive(Default)]
-struct Own {
+struct OwnerRecords {
     files: IndexMap<String, Entry>,
     batches: IndexMap<String, Arc<Batch>>,
 }
 
-impl Own {
+impl OwnerRecords {
     /// Whether a batch that is not over reads the file.
     fn reads(&self, id: &str) -> bool {
         work::add(self.batches.len());
@@ -64,7 +64,7 @@ impl Own {
 
 #[derive(Default)]
 struct Inner {
-    own: HashMap<String, Own>,
+    own: HashMap<String, OwnerRecords>,
     /// When, whose and which file.
     expiring: BTreeSet<(u64, String, String)>,
 }

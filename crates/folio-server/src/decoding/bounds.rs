@@ -71,11 +71,11 @@ pub fn all_of(mut rules: Vec<Arc<dyn Rules>>) -> Option<RulesRef> {
 }
 
 struct AllOf(Vec<Arc<dyn Rules>>);
-struct Together(Vec<Arc<dyn Guide>>);
+struct AllGuides(Vec<Arc<dyn Guide>>);
 
 impl Rules for AllOf {
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
-        Arc::new(Together(self.0.iter().map(|rules| rules.guide(chosen)).collect()))
+        Arc::new(AllGuides(self.0.iter().map(|rules| rules.guide(chosen)).collect()))
     }
 
     /// Of the last: a grammar comes last, and others are never late.
@@ -84,7 +84,7 @@ impl Rules for AllOf {
     }
 }
 
-impl Guide for Together {
+impl Guide for AllGuides {
     fn advance(&self, token: u32) {
         self.0.iter().for_each(|guide| guide.advance(token));
     }
@@ -184,15 +184,15 @@ impl Guide for Avoiding {
 
 /// Where reasoning begins and ends.
 #[derive(Clone, Copy)]
-struct ReasoningMarks {
-    open: &'static str,
-    close: &'static str,
+pub struct ReasoningMarks {
+    pub open: &'static str,
+    pub close: &'static str,
     /// What is written for the model once its budget is spent.
     written: &'static str,
 }
 
 impl ReasoningMarks {
-    fn of(format: &ReasoningFormat) -> Self {
+    pub fn of(format: &ReasoningFormat) -> Self {
         match format.harmony {
             // Which channel comes next stays the model's choice: a call, or the answer.
             true => Self {

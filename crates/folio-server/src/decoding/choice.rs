@@ -153,7 +153,7 @@ impl Choice {
         if self.finish.is_some() || self.discard {
             return None;
         }
-        let Token { id, logprobs } = token;
+        let Token { id, logprobs, .. } = token;
         self.tokens += 1;
         let scored =
             logprobs.map(|logprobs| Scored { id, logprobs: told(logprobs), offset: self.characters });

@@ -26,6 +26,8 @@ pub struct Begin {
 pub enum Form {
     /// The whole answer.
     Answer(Arc<Grammar>),
+    /// Its beginning; behind that anything may come.
+    Opening(Arc<Grammar>),
     /// Tool calls, of which an answer may have any number.
     Calls {
         place: Place,
@@ -95,9 +97,7 @@ impl Follower {
         match &mut self.phase {
             Phase::Bound(matcher) => {
                 matcher.accept(token).map_err(|e| e.to_string())?;
-                if matches!(self.form, Form::Calls { place, .. } if place.again) && matcher.is_over() {
-                    self.phase = self.form.phase();
-                }
+                self.go_on();
                 Ok(())
             }
             Phase::Free { until, said } => {
@@ -137,7 +137,9 @@ impl Follower {
             }
         };
         match (&self.form, &mut self.phase) {
-            (Form::Answer(grammar), Phase::Bound(_)) => self.phase = begin(grammar, text)?,
+            (Form::Answer(grammar) | Form::Opening(grammar), Phase::Bound(_)) => {
+                self.phase = begin(grammar, text)?
+            }
             (
                 Form::Calls { place: Place { trigger, .. }, grammar, .. },
                 Phase::Watching { said, at_start },
@@ -157,7 +159,18 @@ impl Follower {
             }
             _ => {}
         }
+        self.go_on();
         Ok(())
+    }
+
+    /// What is over is left, where something may follow.
+    fn go_on(&mut self) {
+        let Phase::Bound(matcher) = &self.phase else { return };
+        match self.form {
+            Form::Opening(_) if matcher.is_over() => self.phase = Phase::Done,
+            Form::Calls { place, .. } if place.again && matcher.is_over() => self.phase = self.form.phase(),
+            _ => {}
+        }
     }
 
     /// What must come next, if anything must.
@@ -197,7 +210,7 @@ impl Form {
     /// Where it has its say from here on.
     fn phase(&self) -> Phase {
         match self {
-            Self::Answer(grammar) => Phase::Bound(Box::new(grammar.matcher())),
+            Self::Answer(grammar) | Self::Opening(grammar) => Phase::Bound(Box::new(grammar.matcher())),
             Self::Calls { place, .. } => Phase::Watching { said: Vec::new(), at_start: place.at_start },
         }
     }

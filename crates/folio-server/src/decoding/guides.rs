@@ -535,6 +535,25 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_answer_goes_on_as_it_likes_behind_a_beginning_it_must_have() {
+        let mut rules = rules("never used", Begin { after: vec!["</t>"], unless: None });
+        let grammars = Grammars::new(&rules.tokenizer, &rules.ends).expect("a vocabulary");
+        let opening = grammars.compile(&Syntax::Regex(" ?go\\(".into())).expect("a grammar");
+        rules.form = Form::Opening(Arc::new(opening));
+        let guide = rules.guide(&[]);
+        let may = |c: char| allowed(&guide).is_ok_and(|ids| ids.contains(&id(c)));
+        for c in "x</t>".chars() {
+            assert!(may(c));
+            guide.advance(id(c));
+        }
+        for c in " go(".chars() {
+            assert!(may(c) && !may('x'), "{c}");
+            guide.advance(id(c));
+        }
+        assert!(may('x') && allowed(&guide).is_ok_and(|ids| ids.contains(&95)));
+    }
+
+    #[test]
     fn calls_are_held_wherever_they_begin_and_text_around_them_is_free() {
         let mut rules = rules("never used", Begin { after: vec!["</think>"], unless: None });
         let grammars = Grammars::new(&rules.tokenizer, &rules.ends).expect("a vocabulary");

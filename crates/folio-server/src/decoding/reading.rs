@@ -2,8 +2,8 @@
 //!
 //! Invariants: a request for tools is refused where it could not be honoured: without a parser for the model's calls, or
 //! a template that shows no tools. `tool_choice: required` and a named function hold by construction: behind the reasoning nothing but calls
-//! can be chosen; for a model that does not think, and where calls have no grammar, the prompt ends with the opening of one (up to the name,
-//! or to the arguments), and the parser reads on from there. Control tokens that a
+//! can be chosen, or, where calls have no grammar, nothing but the beginning of one; for a model that does not think the prompt ends with the
+//! beginning of one (up to the name, or to the arguments), and the parser reads on from there. Control tokens that a
 //! parser looks for stay in the text although others are left out.
 
 use std::collections::HashSet;
@@ -19,6 +19,7 @@ use folio_text::{
     ToolFormat,
 };
 
+use crate::decoding::bounds::ReasoningMarks;
 use crate::decoding::follower::{Begin, Form};
 use crate::decoding::structured::Compiler;
 
@@ -30,7 +31,7 @@ pub struct Readers {
     parsers: Parsers,
     /// Control tokens to keep, with and without tools.
     markers: [Arc<HashSet<u32>>; 2],
-    /// The token that opens reasoning, where it is one.
+    /// The token that opens reasoning, or that nothing but its opening begins with.
     opening: Option<u32>,
 }
 
@@ -40,12 +41,14 @@ pub struct Reading {
     setup: ParserSetup,
     /// The part of the prompt that belongs to the answer.
     begun: String,
+    /// It is the beginning of a call.
+    begins_call: bool,
     markers: Arc<HashSet<u32>>,
     pub include_reasoning: bool,
 }
 
 /// What [`Readers::plan`] decides by.
-pub struct Asked<'a> {
+pub struct ReadingInput<'a> {
     pub tools: &'a ToolUse,
     /// The rendered conversation.
     pub prompt: &'a str,
@@ -76,6 +79,11 @@ impl Calls<'_> {
     fn only(&self, callees: &[CallableFunction]) -> Result<Form, ApiError> {
         let syntax = self.format.only_calls(callees, self.tools.parallel, self.tokenizer);
         Ok(Form::Answer(self.compile(syntax, "how this model writes calls cannot be held to a form")?))
+    }
+
+    /// An answer that begins a call, which is then written as the model likes: for formats whose calls have no grammar.
+    fn begun(&self, callees: &[CallableFunction]) -> Result<Form, ApiError> {
+        Ok(Form::Opening(self.compile(Some(self.format.begun_call(callees, self.tokenizer)), "")?))
     }
 
     /// An answer that may have calls.
@@ -115,7 +123,7 @@ impl Readers {
         Self {
             parsers,
             markers: [markers(None), markers(parsers.tools)],
-            opening: parsers.reasoning.and_then(|format| tokenizer.token_id(format.open)),
+            opening: parsers.reasoning.and_then(|format| opening(format, tokenizer)),
         }
     }
 
@@ -178,9 +186,13 @@ impl Readers {
         };
         let of = |param| Calls { format, tools, tokenizer, compiler, param };
         // What cannot be held to its schema is held to being an object.
-        if tools.must() && reading.begun.is_empty() {
+        if tools.must() && !reading.begins_call {
             let calls = of(held.param.as_deref().unwrap_or("tool_choice"));
-            let form = calls.only(&callees(true)).or_else(|_| calls.only(&callees(false)))?;
+            let form = calls.only(&callees(true)).or_else(|_| calls.only(&callees(false)));
+            let form = form.or_else(|error| match held.param {
+                None => calls.begun(&callees(false)),
+                Some(_) => Err(error),
+            })?;
             return Ok(Some((form, self.behind_reasoning(reading))));
         }
         let calls = of(held.param.as_deref().unwrap_or("tools"));
@@ -199,7 +211,7 @@ impl Readers {
     fn behind_reasoning(&self, reading: &Reading) -> Begin {
         match reading.setup.reasoning {
             Some(format) if reading.setup.inside_reasoning => {
-                Begin { after: [format.close].into(), unless: None }
+                Begin { after: [ReasoningMarks::of(format).close].into(), unless: None }
             }
             Some(format) => {
                 Begin { after: Vec::new(), unless: self.opening.map(|token| (token, format.close)) }
@@ -208,17 +220,16 @@ impl Readers {
         }
     }
 
-    /// Whether a call that must be made waits until the model has thought, and is then held by a grammar: where it may think at all, and
-    /// the form of its calls is one.
+    /// Whether a call that must be made waits until the model has thought: where it may think at all, and its reasoning ends before its calls
+    /// begin.
     fn thinks_first(&self, format: &ToolFormat, inside: bool) -> bool {
-        self.parsers.reasoning.is_some_and(|reasoning| !reasoning.harmony)
-            && (inside || self.opening.is_some())
-            && !format.harmony
-            && format.place().is_some_and(|place| !place.at_start)
+        self.parsers.reasoning.is_some_and(|reasoning| {
+            reasoning.harmony == format.harmony && (reasoning.harmony || inside || self.opening.is_some())
+        })
     }
 
     /// How the answers are read, and the text to append to the prompt. `None`: the text is the answer.
-    pub fn plan(&self, asked: &Asked<'_>) -> Result<(Option<Reading>, String), ApiError> {
+    pub fn plan(&self, asked: &ReadingInput<'_>) -> Result<(Option<Reading>, String), ApiError> {
         let reasoning = self.parsers.reasoning;
         if !asked.include_reasoning && reasoning.is_none() {
             let why = "how this model marks its reasoning is not known; the server can be told (--reasoning-parser)";
@@ -235,13 +246,20 @@ impl Readers {
         let must = named.is_some() || asked.tools.choice == ToolChoice::Required;
         let inside = reasoning.filter(|format| format.begins_inside(asked.prompt, asked.continued));
         let (mut appended, mut begun) = (String::new(), String::new());
+        let (mut begins_call, mut inside_reasoning) = (false, inside.is_some());
         if let Some(format) = tools.filter(|_| must) {
             if !asked.generation_prompt {
                 let message = "A call that must be made needs a prompt that ends with the assistant's turn: leave out \
                                'add_generation_prompt' and 'continue_final_message', or use \"auto\".";
                 return Err(ApiError::invalid("tool_choice", message));
             }
-            if !self.thinks_first(format, inside.is_some()) {
+            if self.thinks_first(format, inside.is_some()) {
+                if let Some(harmony) = reasoning.filter(|reasoning| reasoning.harmony) {
+                    // All that its messages begin with is one token, behind which it could as well answer.
+                    begun = ReasoningMarks::of(harmony).open.to_owned();
+                    inside_reasoning = true;
+                }
+            } else {
                 // A call is begun for the model, so nothing is thought before it.
                 if let Some(opened) =
                     inside.filter(|format| asked.prompt.trim_end().ends_with(format.open.trim_end()))
@@ -249,19 +267,21 @@ impl Readers {
                     appended = format!("{}\n\n", opened.close);
                 }
                 begun = format.opening(named);
-                appended.push_str(&begun);
+                (begins_call, inside_reasoning) = (true, false);
             }
+            appended.push_str(&begun);
         }
         let setup = ParserSetup {
             tools,
             reasoning,
             functions: Arc::new(asked.tools.functions()),
-            inside_reasoning: inside.is_some() && begun.is_empty(),
+            inside_reasoning,
             id_seed: 0,
             calls_max: u32::from(named.is_some() || !asked.tools.parallel),
         };
         let markers = self.markers[usize::from(tools.is_some())].clone();
-        let reading = Reading { setup, begun, markers, include_reasoning: asked.include_reasoning };
+        let include_reasoning = asked.include_reasoning;
+        let reading = Reading { setup, begun, begins_call, markers, include_reasoning };
         Ok((Some(reading), appended))
     }
 }
@@ -294,4 +314,13 @@ impl Reading {
     pub fn keeps(&self, id: u32) -> bool {
         self.markers.contains(&id)
     }
+}
+
+/// The token that an answer opens its reasoning with: all of the mark, or a control token that the mark begins with.
+fn opening(format: &ReasoningFormat, tokenizer: &Tokenizer) -> Option<u32> {
+    let begins = |id: &u32| {
+        let token = tokenizer.token_bytes(*id);
+        !token.is_empty() && format.open.as_bytes().starts_with(token)
+    };
+    tokenizer.token_id(format.open).or_else(|| tokenizer.special_ids().find(begins))
 }

@@ -9,3 +9,4 @@ pub(crate) mod responses;
 pub(crate) mod routing;
 pub(crate) mod tokenize;
 pub(crate) mod usage;
+pub(crate) mod why;

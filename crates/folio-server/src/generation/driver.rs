@@ -143,15 +143,17 @@ impl ResponseDriver {
 
     fn event(&mut self, prompt: usize, event: Event, at: Instant) {
         match event {
-            Event::Prompt { cached_tokens, prompt_logprobs, kept } => {
+            Event::Prompt { cached_tokens, us, prompt_logprobs, kept } => {
                 // Before anything of the answer is shown; the figures are counted all the same.
                 if let Some(Err(reason)) = kept.as_deref() {
                     self.fail(refused(reason, "cache.pin", "cache.pin"));
                 }
+                self.record.prompt(prompt, &self.job.prompts[prompt].tokens, cached_tokens, us);
                 self.prompt_done(prompt, cached_tokens, prompt_logprobs);
             }
             Event::Token { choice, token } => {
                 let index = self.index(prompt, choice);
+                self.record.token(index, token.id, token.us);
                 self.token(index, token, at);
             }
             Event::Pooled { vector } => {
@@ -166,7 +168,9 @@ impl ResponseDriver {
                 // It also queues until the step under way ends and the engine takes it up.
                 let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
                 self.metrics().timing(&timing, produced);
-                self.predicted(&timing);
+                let of = (prompt, &*self.job.prompts[prompt].tokens, index);
+                self.record.finished(of, reason, &timing);
+                self.predicted(prompt, &timing);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
             }
@@ -174,9 +178,12 @@ impl ResponseDriver {
     }
 
     /// Drafts of a choice that ended, for who asked for some: how many are verified depends on what else runs.
-    fn predicted(&mut self, timing: &Timing) {
+    fn predicted(&mut self, prompt: usize, timing: &Timing) {
         if timing.draft_tokens > 0 && self.job.generation.speculation.wants_drafts() {
             let predicted = self.usage.predicted.get_or_insert_default();
+            let speculation = self.job.prompts[prompt].speculation.as_ref();
+            predicted.drafter = speculation.map_or("", |speculation| speculation.drafter().name());
+            predicted.steps += u64::from(timing.draft_steps);
             predicted.accepted += u64::from(timing.accepted_draft_tokens);
             predicted.rejected += u64::from(timing.draft_tokens - timing.accepted_draft_tokens);
         }
@@ -279,6 +286,7 @@ impl ResponseDriver {
             None => {
                 slot.first_token = Some(at);
                 metrics.first_token(at - self.job.arrived);
+                self.record.first_token(at - self.job.arrived);
             }
         }
         let bytes = gathered_bytes(token.logprobs.as_ref());

@@ -17,7 +17,7 @@ use crate::decoding::structured::Structures;
 use crate::engine::Served;
 use crate::observability::Observability;
 use crate::safety::Safety;
-use crate::tenancy::kept::{KeptTokens, TOKENS_BYTES_MAX};
+use crate::tenancy::kept::{KeptTexts, TEXTS_BYTES_MAX};
 
 /// See the module documentation.
 pub(crate) struct InputProcessor {
@@ -25,7 +25,7 @@ pub(crate) struct InputProcessor {
     pub safety: Safety,
     pub readers: Readers,
     pub structures: Structures,
-    pub tokens: KeptTokens,
+    pub texts: KeptTexts,
     /// Bytes of the longest text that is tokenized.
     pub text_bytes: usize,
     /// Where drafts come from for a request that says nothing of it.
@@ -40,7 +40,7 @@ impl InputProcessor {
             safety: config.safety.clone(),
             readers: Readers::new(served.parsers, &served.tokenizer),
             structures: Structures::new(served.tokenizer.clone(), ends, observability.metrics.masks.clone()),
-            tokens: KeptTokens::new(TOKENS_BYTES_MAX),
+            texts: KeptTexts::new(TEXTS_BYTES_MAX),
             text_bytes: config.limits.body_bytes,
             speculate: config.speculate,
             served,
@@ -51,7 +51,7 @@ impl InputProcessor {
     /// Lets go of what is kept for tenants that are no more.
     pub fn forget(&self, gone: &HashSet<TenantId>) {
         self.structures.forget(gone);
-        self.tokens.forget(gone);
+        self.texts.forget(gone);
     }
 
     /// Who asks for what, for the safety callout.

@@ -17,6 +17,7 @@ use crate::generation::input::InputProcessor;
 use crate::generation::retention::ranges;
 use crate::generation::sampling::fit;
 use crate::generation::tokenizing::speculation;
+use crate::observability::why::Asked;
 use crate::safety::Screened;
 
 /// A request ready for the engine.
@@ -29,6 +30,7 @@ pub struct Job {
     /// A vector is wanted instead of an answer.
     pub pooling: Option<Pooling>,
     pub prompts: Vec<PromptJob>,
+    pub asked: Asked,
     /// When the HTTP request arrived.
     pub arrived: Instant,
     /// Who asks for what, for the safety callout.
@@ -83,13 +85,14 @@ impl PromptJob {
     ) -> Result<Self, ApiError> {
         let params = fit(generation, rules, &mut tokens, &inputs.served.model, param)?;
         let retention = ranges(&generation.cache, tokens.len() as u32)?;
+        let tokens: Arc<[u32]> = tokens.into();
         let speculation = speculation(inputs, tenant, generation, &tokens)?;
-        Ok(Self { retention, speculation, ..Self::new(tokens.into(), params) })
+        Ok(Self { retention, speculation, ..Self::new(tokens, params) })
     }
 }
 
 impl Job {
-    /// A job whose answer is all text, and of which nothing is told.
+    /// A job whose answer is all text, in a chat, and of which nothing is told.
     pub fn new(writer: Box<dyn Writer>, generation: Generation, prompts: Vec<PromptJob>) -> Self {
         Self {
             writer,
@@ -97,6 +100,7 @@ impl Job {
             reading: None,
             pooling: None,
             prompts,
+            asked: Asked::Chat,
             arrived: Instant::now(),
             asker: Map::new(),
             notes: Notes::default(),

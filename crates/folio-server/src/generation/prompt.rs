@@ -6,7 +6,7 @@ use folio_api::openai::for_template;
 use folio_api::unix_s;
 use folio_text::{AnswerFormats, ChatInput, Prompt, TextError};
 
-use crate::decoding::reading::{Asked, Reading};
+use crate::decoding::reading::{Reading, ReadingInput};
 use crate::generation::input::InputProcessor;
 use crate::observability::step;
 
@@ -26,7 +26,7 @@ pub fn prompt(
 ) -> Result<Rendered, ApiError> {
     let mut prompt = render(inputs, conversation)?;
     let final_text = conversation.final_text().map(str::to_owned);
-    let (reading, begun) = inputs.readers.plan(&Asked {
+    let (reading, begun) = inputs.readers.plan(&ReadingInput {
         tools: &conversation.tools,
         prompt: prompt.text(),
         continued: final_text.as_deref().filter(|_| conversation.continue_final),

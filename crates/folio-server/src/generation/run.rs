@@ -11,6 +11,7 @@ use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
 use folio_engine::{CancelFlag, Event, EventSink, Request};
+use folio_kv::BlockHashes;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::arrival::Flight;
@@ -22,6 +23,7 @@ use crate::generation::job::{Job, PromptJob};
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
+use crate::observability::why::Begun;
 use crate::tenancy::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
@@ -96,8 +98,8 @@ impl Generator {
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
         let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
         let requests = self.requests(tenant, &job);
-        let abort = match submit(&self.served, tenant, requests, (job.prompts.len(), sink)).await {
-            Ok(abort) => abort,
+        let (abort, hashes) = match submit(&self.served, tenant, requests, (job.prompts.len(), sink)).await {
+            Ok(submitted) => submitted,
             Err(rejected) => {
                 ticket.refused();
                 self.observability.metrics.rejected(&rejected);
@@ -107,10 +109,12 @@ impl Generator {
         self.observability.metrics.passed_over(&job.notes);
         let meter = self.observability.meters.of(tenant);
         job.prompts.iter().for_each(|_| meter.request());
+        let begun = Begun { id: &flight.request, asked: job.asked, hashes, submitted };
+        let record = self.observability.why.begin(tenant, begun);
         let driver = ResponseDriver::new(
             self.clone(),
             tenant.clone(),
-            (ticket, submitted),
+            (ticket, submitted, record),
             job,
             abort.clone(),
             (unread, output),
@@ -166,19 +170,21 @@ impl Generator {
     }
 }
 
-/// All of them go to the engine, or none does. Nothing is hashed of what is refused. `prompts`: of the job.
+/// All of them go to the engine, or none does. Nothing is hashed of what is refused. `prompts`: of the job. With what identifies the blocks of
+/// each.
 async fn submit(
     served: &Served,
     tenant: &Tenant,
     requests: Vec<(usize, Request)>,
     (prompts, sink): (usize, Sink),
-) -> Result<Abort, Rejected> {
+) -> Result<(Abort, Vec<(usize, BlockHashes)>), Rejected> {
     let engine = &served.engine;
     let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
     requests.iter().try_for_each(|request| engine.check(request))?;
     let asked = requests.iter().map(|request| (request.root, request.prompt.clone())).collect();
     let hashes = engine::hashes(served, tenant.id, asked).await;
     let mut flags = vec![CancelFlag::default(); prompts];
+    let submitted: Vec<_> = places.iter().copied().zip(hashes.iter().cloned()).collect();
     for ((prompt, request), hashes) in places.into_iter().zip(requests).zip(hashes) {
         let sink = Sink { prompt, ..sink.clone() };
         match engine.submit(request, hashes, Box::new(sink)) {
@@ -189,7 +195,7 @@ async fn submit(
             }
         }
     }
-    Ok(Abort::new(flags))
+    Ok((Abort::new(flags), submitted))
 }
 
 /// A job that runs, and whose answer is wanted whole.

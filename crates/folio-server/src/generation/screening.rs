@@ -7,7 +7,7 @@ use folio_api::conversation::Conversation;
 use folio_text::work;
 use serde_json::Map;
 
-use crate::arrival::{Arrival, Flight, JsonRequest, Named};
+use crate::arrival::{Arrival, Flight, JsonRequest, KeptReads};
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
@@ -219,7 +219,7 @@ async fn run<T: Send + 'static>(
         let mut held = load.unread.hold(&arrival.tenant.gate);
         held.grow(named).inspect_err(|_| arrival.give_back())?;
         let mut arrival = arrival.clone();
-        arrival.named = Arc::new(Named::new(named, most));
+        arrival.named = Arc::new(KeptReads::new(named, most));
         let (asked, inputs, prepare) = (arrival.named.clone(), inputs.clone(), prepare.clone());
         let (tenant, bytes) = (arrival.tenant.id, arrival.body.len() + named);
         let prepared = load.off_thread(tenant, bytes, move || prepare(&inputs, &arrival)).await;

@@ -22,6 +22,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 
+use crate::http::rest;
+
 /// See the module documentation.
 pub(crate) struct Connections {
     most: usize,
@@ -50,14 +52,14 @@ struct Entry {
 }
 
 /// One connection's place.
-pub(crate) struct Place {
+pub(crate) struct ConnectionPlace {
     all: Arc<Connections>,
     id: u64,
     close: Arc<Notify>,
 }
 
 /// A request on a connection, until its answer is written.
-pub(crate) struct Busy(Arc<Place>);
+pub(crate) struct Busy(Arc<ConnectionPlace>);
 
 impl Connections {
     pub fn new(most: usize) -> Arc<Self> {
@@ -69,7 +71,7 @@ impl Connections {
     }
 
     /// Waits until there is room for one more, making it where a connection is idle.
-    pub async fn enter(self: &Arc<Self>) -> Place {
+    pub async fn enter(self: &Arc<Self>) -> ConnectionPlace {
         loop {
             // Registered before looking, so that no change is missed.
             let changed = self.changed.notified();
@@ -86,13 +88,13 @@ impl Connections {
         }
     }
 
-    fn add(self: &Arc<Self>, inner: &mut Inner) -> Place {
+    fn add(self: &Arc<Self>, inner: &mut Inner) -> ConnectionPlace {
         let id = inner.next;
         inner.next += 1;
         let close = Arc::new(Notify::new());
         inner.live.insert(id, Entry { close: close.clone(), idle: Some(id), busy: 0, closing: false });
         inner.idle.insert(id, id);
-        Place { all: self.clone(), id, close }
+        ConnectionPlace { all: self.clone(), id, close }
     }
 }
 
@@ -109,7 +111,7 @@ impl Inner {
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Returns when this connection should make room.
     pub async fn closing(&self) {
         loop {
@@ -138,7 +140,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut inner = self.all.lock();
         if let Some(entry) = inner.live.remove(&self.id) {
@@ -212,6 +214,8 @@ const LINGERS: Duration = Duration::from_secs(1);
 const LINGERS_BYTES: usize = 4 << 20;
 /// What is let pass before others have a turn.
 const LINGERS_AT_ONCE: usize = 4;
+/// Bytes that are written before others have a turn: of a stream whose reader comes back after a while megabytes may wait.
+const WRITES_AT_ONCE: usize = 64 << 10;
 
 /// A socket whose peer must go on reading: a write that makes no progress for `patience` is an error. Behind the last answer it lingers, as
 /// RFC 9112 (9.6) has it: a socket that is closed while something lies unread in it takes away from its peer what that was told last.
@@ -221,11 +225,13 @@ pub(crate) struct Patient<S> {
     waiting: Option<Pin<Box<Sleep>>>,
     /// Until when, and how many bytes passed.
     lingering: Option<(Pin<Box<Sleep>>, usize)>,
+    /// Bytes written since others had a turn.
+    written: usize,
 }
 
 impl<S> Patient<S> {
     pub fn new(socket: S, patience: Duration) -> Self {
-        Self { socket, patience, waiting: None, lingering: None }
+        Self { socket, patience, waiting: None, lingering: None, written: 0 }
     }
 
     fn progress<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -238,6 +244,24 @@ impl<S> Patient<S> {
         ready!(waiting.as_mut().poll(cx));
         let message = format!("the client has read nothing for {} s", self.patience.as_secs());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+    }
+
+    /// Whether it may write on; else others come first.
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.written < WRITES_AT_ONCE {
+            return Poll::Ready(());
+        }
+        self.written = 0;
+        rest(cx)
+    }
+
+    fn wrote(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match &written {
+            Poll::Ready(Ok(bytes)) => self.written += bytes,
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.written = 0,
+        }
+        self.progress(cx, written)
     }
 }
 
@@ -257,8 +281,7 @@ impl<S: AsyncRead + Unpin> Patient<S> {
                 return Poll::Ready(());
             }
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        rest(cx)
     }
 }
 
@@ -274,8 +297,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.turn(cx));
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.progress(cx, written)
+        self.wrote(cx, written)
     }
 
     fn poll_write_vectored(
@@ -283,8 +307,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         cx: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.turn(cx));
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, buffers);
-        self.progress(cx, written)
+        self.wrote(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -368,6 +393,48 @@ mod tests {
         let (near, _far) = tokio::io::duplex(16);
         let mut near = Patient::new(near, Duration::from_millis(50));
         assert_eq!(near.write_all(&[7; 64]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A socket that takes whatever it is given.
+    struct Taking(usize);
+
+    impl AsyncWrite for Taking {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.0 += bytes.len();
+            Poll::Ready(Ok(bytes.len()))
+        }
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for Taking {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[test]
+    fn what_waits_for_a_reader_who_comes_back_is_written_in_pieces() {
+        const PIECE: usize = 10_000;
+        let mut socket = Patient::new(Taking(0), Duration::from_secs(60));
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        for _ in 0..20 {
+            let before = socket.socket.0;
+            while Pin::new(&mut socket).poll_write(cx, &[7; PIECE]).is_ready() {}
+            let took = socket.socket.0 - before;
+            assert!(
+                (WRITES_AT_ONCE..WRITES_AT_ONCE + PIECE).contains(&took),
+                "{took} bytes between two turns"
+            );
+        }
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -23,7 +23,7 @@ use folio_api::ApiError;
 use futures_core::Stream;
 
 use crate::tenancy::keys::random;
-use crate::tenancy::unread::Held;
+use crate::tenancy::unread::HeldBytes;
 
 /// A part of the server, as a handler takes it.
 pub type Shared<T> = State<Arc<T>>;
@@ -58,6 +58,12 @@ pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(415, "invalid_request_error", message))
 }
 
+/// Lets others have a turn first, also whoever a socket or another thread wakes meanwhile: what has always more to do rests between its pieces.
+pub(crate) fn rest<T>(cx: &mut Context<'_>) -> Poll<T> {
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+    Poll::Pending
+}
+
 /// What is read and thrown away of a body that is too large, so that the client gets to read the answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
 
@@ -72,7 +78,7 @@ pub(crate) async fn read_body(
     headers: &HeaderMap,
     body: Body,
     limit: usize,
-    held: &mut Held,
+    held: &mut HeldBytes,
 ) -> Result<Bytes, ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     let mut stream = pin!(body.into_data_stream());
@@ -106,7 +112,7 @@ pub(crate) async fn read_body(
 
 #[cfg(test)]
 mod tests {
-    use std::task::{Context, Waker};
+    use std::task::Waker;
     use std::time::{Duration, Instant};
 
     use super::*;

@@ -11,6 +11,8 @@ use axum::http::{HeaderValue, Response, header};
 use folio_text::work;
 use futures_core::Stream;
 
+use crate::http::rest;
+
 /// A piece ends with the item that makes it longer than this.
 const PIECE_BYTES: usize = 16 << 10;
 
@@ -33,8 +35,7 @@ impl Stream for Pieces {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if std::mem::take(&mut self.rests) {
             // Whoever sends takes pieces as long as there are any: others come first.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+            return rest(cx);
         }
         let (mut piece, mut items) = (String::new(), 0);
         while !self.over && piece.len() < PIECE_BYTES && items < ITEMS_MAX {
@@ -44,8 +45,7 @@ impl Stream for Pieces {
         work::add(piece.len() + items);
         if piece.is_empty() && !self.over {
             // Items without text.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+            return rest(cx);
         }
         self.rests = !self.over;
         Poll::Ready((!piece.is_empty()).then(|| Ok(piece.into())))

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use folio_events::{KvEvents, KvEventsConfig, Source, Told};
+use folio_events::{KvEvents, KvEventsConfig, Owners, Source, Told};
+use folio_kv::Root;
 
 use crate::error::ServerError;
 use crate::tenancy::tenants::Tenants;
@@ -18,7 +19,8 @@ pub(crate) struct Published {
 /// Starts to publish.
 pub(crate) fn start(source: &Source, tenants: &Arc<Tenants>) -> Result<Published, ServerError> {
     check(&source.config, tenants)?;
-    let events = KvEvents::start(source, told(&source.config, tenants))
+    let owners = owners(&source.config, tenants);
+    let events = KvEvents::start(source, told(&source.config, tenants), owners)
         .map_err(|error| ServerError::Config(error.to_string()))?;
     Ok(Published { events: Arc::new(events), source: source.clone() })
 }
@@ -50,5 +52,14 @@ pub(crate) fn told(config: &KvEventsConfig, tenants: &Arc<Tenants>) -> Told {
         (Some(_), Some(("prefix", name))) => Some(name),
         (Some(names), Some((_, name))) => Some(name).filter(|name| names.iter().any(|told| **told == **name)),
         (Some(_), None) => None,
+    })
+}
+
+/// Who is told, as far as they are known now, and what their blocks are sealed with: so tiers can tell what they hold of them.
+pub(crate) fn owners(config: &KvEventsConfig, tenants: &Arc<Tenants>) -> Owners {
+    let (told, tenants) = (told(config, tenants), tenants.clone());
+    Box::new(move || {
+        let caches = tenants.cache_secrets().into_iter().filter(|(cache, _)| told(*cache).is_some());
+        caches.map(|(cache, secret)| (cache, Root::data_key_of(&secret))).collect()
     })
 }

@@ -1,10 +1,11 @@
-//! What happened: metrics, usage and the audit log.
+//! What happened: metrics, usage, the audit log, and why it took what it took.
 
 pub(crate) mod audit;
 pub(crate) mod kv_events;
 pub mod metrics;
 pub mod tenant_metrics;
 pub(crate) mod usage;
+pub mod why;
 
 use std::sync::Arc;
 
@@ -12,11 +13,13 @@ use audit::Audit;
 use kv_events::Published;
 use metrics::Metrics;
 use usage::Meters;
+use why::Why;
 
 /// Where it is counted and written down what happened.
 pub(crate) struct Observability {
     pub metrics: Metrics,
     pub meters: Arc<Meters>,
+    pub why: Why,
     pub audit: Option<Audit>,
     /// What is told of the cache's content.
     pub kv_events: Option<Published>,

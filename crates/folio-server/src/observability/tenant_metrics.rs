@@ -26,7 +26,7 @@ use crate::tenancy::tenants::Tenants;
 /// Tenants, and caches, with series of their own.
 pub const TENANTS_MAX: usize = 1000;
 
-const OTHERS: &str = ":others";
+pub(crate) const OTHERS: &str = ":others";
 
 const TENANT: &[Documented] = &[
     counter("folio:tenant_requests_total", "Prompts that the engine took").by("tenant"),

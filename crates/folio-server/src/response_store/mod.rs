@@ -31,7 +31,7 @@ pub struct ResponseStore {
 
 #[derive(Default)]
 struct Inner {
-    tenants: HashMap<TenantId, Own>,
+    tenants: HashMap<TenantId, TenantResponses>,
     /// By what they hold.
     largest: BTreeSet<(usize, TenantId)>,
     clock: u64,
@@ -40,7 +40,7 @@ struct Inner {
 
 /// One tenant's.
 #[derive(Default)]
-struct Own {
+struct TenantResponses {
     entries: HashMap<String, Entry>,
     /// By last use: those that are over, and those that run.
     over: BTreeMap<u64, String>,
@@ -151,7 +151,9 @@ impl ResponseStore {
     fn make_room(&self, inner: &mut Inner) {
         while inner.bytes > self.bytes_max {
             let Some((_, tenant)) = inner.largest.last().copied() else { break };
-            let Some(id) = inner.tenants.get(&tenant).and_then(Own::least_used).cloned() else { break };
+            let Some(id) = inner.tenants.get(&tenant).and_then(TenantResponses::least_used).cloned() else {
+                break;
+            };
             if let Some(entry) = inner.remove(tenant, &id) {
                 entry.forget();
             }
@@ -227,7 +229,7 @@ impl ResponseStore {
     }
 }
 
-impl Own {
+impl TenantResponses {
     fn line(&mut self, running: bool) -> &mut BTreeMap<u64, String> {
         if running { &mut self.running } else { &mut self.over }
     }
@@ -243,7 +245,7 @@ impl Inner {
     }
 
     /// Changes what a tenant holds. Who holds nothing is forgotten.
-    fn change<T>(&mut self, tenant: TenantId, change: impl FnOnce(&mut Own) -> T) -> T {
+    fn change<T>(&mut self, tenant: TenantId, change: impl FnOnce(&mut TenantResponses) -> T) -> T {
         let own = self.tenants.entry(tenant).or_default();
         let before = own.bytes;
         let changed = change(own);

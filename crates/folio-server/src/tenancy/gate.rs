@@ -64,7 +64,7 @@ pub(crate) struct Gate {
 
 /// What a request brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Brings {
+pub(crate) enum Payload {
     Prompts,
     /// Work that no prompt is.
     Body,
@@ -86,7 +86,7 @@ pub(crate) struct Need {
 #[derive(Debug)]
 pub(crate) struct Entry {
     gate: Arc<Gate>,
-    brings: Brings,
+    brings: Payload,
     /// It does not count among the minute's requests.
     given_back: AtomicBool,
 }
@@ -128,19 +128,19 @@ impl Gate {
     }
 
     /// Lets a request in, or says what it would exceed and when to come again.
-    pub fn enter(self: &Arc<Self>, brings: Brings, now: Instant) -> Result<Arc<Entry>, ApiError> {
+    pub fn enter(self: &Arc<Self>, brings: Payload, now: Instant) -> Result<Arc<Entry>, ApiError> {
         let limits = &self.limits;
         let mut counts = self.counts();
         let Counts { requests, running, looking, waiting, .. } = &mut *counts;
-        let running = if brings == Brings::Nothing { looking } else { running };
+        let running = if brings == Payload::Nothing { looking } else { running };
         if let Some(most) = limits.max_concurrent_requests.filter(|most| *running >= *most) {
             let message = format!("{running} of your requests are running, and {most} may run at once.");
             return Err(limited("requests", message, Duration::from_secs(1)));
         }
-        if brings == Brings::Prompts {
+        if brings == Payload::Prompts {
             self.check_waiting(*waiting, 1)?;
         }
-        if let Some(bucket) = requests.as_mut().filter(|_| brings != Brings::Nothing) {
+        if let Some(bucket) = requests.as_mut().filter(|_| brings != Payload::Nothing) {
             bucket.refill(now);
             if bucket.left < 1.0 {
                 let message = format!(
@@ -153,7 +153,7 @@ impl Gate {
         }
         *running += 1;
         // What was not counted is not given back.
-        let given_back = AtomicBool::new(brings == Brings::Nothing);
+        let given_back = AtomicBool::new(brings == Payload::Nothing);
         Ok(Arc::new(Entry { gate: self.clone(), brings, given_back }))
     }
 
@@ -251,8 +251,8 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut counts = self.gate.counts();
         match self.brings {
-            Brings::Nothing => counts.looking -= 1,
-            Brings::Prompts | Brings::Body => counts.running -= 1,
+            Payload::Nothing => counts.looking -= 1,
+            Payload::Prompts | Payload::Body => counts.running -= 1,
         }
     }
 }
@@ -310,7 +310,7 @@ mod tests {
 
     /// Lets a request in with what it needs.
     fn admit(gate: &Arc<Gate>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
-        gate.enter(Brings::Prompts, now)?.reserve(need, now)
+        gate.enter(Payload::Prompts, now)?.reserve(need, now)
     }
 
     fn need(prompt_tokens: u64, output_tokens: u64) -> Need {
@@ -410,13 +410,13 @@ mod tests {
             ..Default::default()
         };
         let (gate, now) = gate(limits);
-        let running = [gate.enter(Brings::Prompts, now).unwrap(), gate.enter(Brings::Body, now).unwrap()];
-        let looks: Vec<_> = (0..).map_while(|_| gate.enter(Brings::Nothing, now).ok()).collect();
+        let running = [gate.enter(Payload::Prompts, now).unwrap(), gate.enter(Payload::Body, now).unwrap()];
+        let looks: Vec<_> = (0..).map_while(|_| gate.enter(Payload::Nothing, now).ok()).collect();
         assert_eq!(looks.len(), 2);
         looks[0].give_back();
         drop((looks, running));
-        assert!((0..9).all(|_| gate.enter(Brings::Nothing, now).is_ok()));
-        assert!(gate.enter(Brings::Body, now).is_ok() && gate.enter(Brings::Body, now).is_err());
+        assert!((0..9).all(|_| gate.enter(Payload::Nothing, now).is_ok()));
+        assert!(gate.enter(Payload::Body, now).is_ok() && gate.enter(Payload::Body, now).is_err());
         let counts = gate.counts();
         assert_eq!((counts.running, counts.looking), (0, 0));
     }

@@ -1,4 +1,4 @@
-//! What is kept of tenants' requests so that it need not be made again: compiled grammars, tokenized texts.
+//! What is kept of tenants' requests so that it need not be made again: compiled grammars, tokenized texts and their indices.
 //!
 //! Owns: what is kept, for whom, and how much. Invariants: a tenant finds its own and no other's, so that nobody can tell by the time
 //! whether another asked for the same; never more bytes than the limits, of one tenant and in all, as whoever keeps something counts them; the
@@ -7,13 +7,23 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use folio_engine::IndexBlock;
 use folio_kv::TenantId;
 use parking_lot::Mutex;
 
-/// The ids of segments of texts.
-pub type KeptTokens = Kept<Arc<[u32]>>;
+/// What tokenizing texts came to.
+pub type KeptTexts = Kept<KeptText>;
+
+#[derive(Clone)]
+pub enum KeptText {
+    /// The ids of a segment of a text.
+    Ids(Arc<[u32]>),
+    /// Where pairs of tokens are among such as follow one another in a prompt.
+    Index(Arc<IndexBlock>),
+}
+
 /// What all of them may take.
-pub const TOKENS_BYTES_MAX: usize = 64 << 20;
+pub const TEXTS_BYTES_MAX: usize = 64 << 20;
 
 /// A digest of what something is made from.
 pub type Digest = [u8; 32];

@@ -11,7 +11,8 @@
 //! seen, and taken out by [`Keyring::forget`]; a tenant of the same name then begins anew. `OWNER` says nothing of a name to who has not
 //! the file. Lines are appended under a lock, so servers that share a store share the file; one that was cut off is ignored.
 //!
-//! Whoever has the file can read what a tier keeps. It is its owner's alone (0600), and refused if others may read it.
+//! With an operator's key ([`WrappingKey`]) the first line ends with `wrapped`, and each `SECRET` is sealed with that key. Whoever has the file, and
+//! the key where there is one, can read what a tier keeps. It is its owner's alone (0600), and refused if others may read it.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -24,8 +25,12 @@ use parking_lot::Mutex;
 
 use crate::error::ServerError;
 use crate::tenancy::keys::random;
+use crate::tenancy::wrapping::WrappingKey;
 
 const HEADER: &str = "folio keyring 1\nserver ";
+const WRAPPED: &str = "folio keyring 1 wrapped\nserver ";
+/// Whose the server's secret is.
+const SERVER: &str = "server";
 /// Half a million tenants.
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -41,6 +46,7 @@ pub struct Keyring {
 
 struct Lines {
     path: PathBuf,
+    wrapping: Option<WrappingKey>,
     server: Option<[u8; 32]>,
     known: HashMap<Owner, [u8; 32]>,
     /// The file that was read, and how far.
@@ -56,18 +62,19 @@ impl Default for Keyring {
 }
 
 impl Keyring {
-    /// The keyring at `path`, which is made if there is none.
-    pub fn open(path: &Path) -> Result<Self, ServerError> {
+    /// The keyring at `path`, which is made if there is none; its secrets are wrapped by a key or not at all.
+    pub fn open(path: &Path, wrapping: Option<&WrappingKey>) -> Result<Self, ServerError> {
         let wrong =
             |reason: std::io::Error| ServerError::Config(format!("the keyring {}: {reason}", path.display()));
-        if let Err(error) = make(path).or_else(|error| match error.kind() {
+        if let Err(error) = make(path, wrapping).or_else(|error| match error.kind() {
             ErrorKind::AlreadyExists => Ok(()),
             _ => Err(error),
         }) {
             return Err(wrong(error));
         }
         let (known, path) = (HashMap::new(), path.to_owned());
-        let mut lines = Lines { path, server: None, known, inode: 0, read: 0 };
+        let wrapping = wrapping.cloned();
+        let mut lines = Lines { path, wrapping, server: None, known, inode: 0, read: 0 };
         lines.locked().and_then(|file| lines.catch_up(&file)).map_err(wrong)?;
         let server = lines.server.unwrap_or_default();
         Ok(Self { server, file: Some(Arc::new(Mutex::new(lines))) })
@@ -87,14 +94,41 @@ impl Keyring {
         *blake3::keyed_hash(&self.server, &[&digest[..], &entry].concat()).as_bytes()
     }
 
+    /// The secret of a tenant that the keyring at `path` knows.
+    pub fn find(
+        path: &Path,
+        wrapping: Option<&WrappingKey>,
+        digest: &[u8; 32],
+    ) -> Result<Option<[u8; 32]>, ServerError> {
+        let ring = Self::open(path, wrapping)?;
+        let is_known = |file: &Arc<Mutex<Lines>>| file.lock().known.contains_key(&ring.owner(digest));
+        Ok(ring.file.as_ref().is_some_and(is_known).then(|| ring.secret(digest)))
+    }
+
+    /// Wraps the secrets of a keyring by another key, or by none. Servers that run go on with what they know.
+    pub fn wrap(
+        path: &Path,
+        from: Option<&WrappingKey>,
+        to: Option<&WrappingKey>,
+    ) -> Result<(), ServerError> {
+        let ring = Self::open(path, from)?;
+        let Some(file) = &ring.file else { return Ok(()) };
+        let done = file.lock().wrap(&ring.server, to);
+        done.map_err(|error| ServerError::Config(format!("the keyring {}: {error}", path.display())))
+    }
+
     fn owner(&self, digest: &[u8; 32]) -> Owner {
         let hash = blake3::keyed_hash(&self.server, &[&b"owner"[..], digest].concat());
         std::array::from_fn(|at| hash.as_bytes()[at])
     }
 
     /// Takes the line of a tenant out. Servers that run have its secret until they end. Whether there was one.
-    pub fn forget(path: &Path, digest: &[u8; 32]) -> Result<bool, ServerError> {
-        let ring = Self::open(path)?;
+    pub fn forget(
+        path: &Path,
+        wrapping: Option<&WrappingKey>,
+        digest: &[u8; 32],
+    ) -> Result<bool, ServerError> {
+        let ring = Self::open(path, wrapping)?;
         let Some(file) = &ring.file else { return Ok(false) };
         let owner = format!("tenant {} ", hex::encode(ring.owner(digest)));
         let found = file.lock().remove(&owner);
@@ -102,7 +136,53 @@ impl Keyring {
     }
 }
 
+/// A secret as a line has it.
+fn write_secret(wrapping: Option<&WrappingKey>, whose: &str, secret: &[u8; 32]) -> std::io::Result<String> {
+    match wrapping {
+        None => Ok(hex::encode(secret)),
+        Some(key) => {
+            key.wrap(whose, secret).ok_or_else(|| std::io::Error::other("a secret cannot be wrapped"))
+        }
+    }
+}
+
+fn read_secret(wrapping: Option<&WrappingKey>, whose: &str, text: &str) -> Option<[u8; 32]> {
+    match wrapping {
+        None => bytes(text),
+        Some(key) => key.unwrap(whose, text),
+    }
+}
+
+fn header(wrapping: Option<&WrappingKey>) -> &'static str {
+    if wrapping.is_some() { WRAPPED } else { HEADER }
+}
+
 impl Lines {
+    /// All of it in a new file, which takes the place of this one.
+    fn wrap(&mut self, server: &[u8; 32], to: Option<&WrappingKey>) -> std::io::Result<()> {
+        let file = self.locked()?;
+        self.catch_up(&file)?;
+        let mut text = format!("{}{}\n", header(to), write_secret(to, SERVER, server)?);
+        for (owner, secret) in &self.known {
+            let owner = hex::encode(owner);
+            let secret = write_secret(to, &owner, secret)?;
+            text.push_str(&format!("tenant {owner} {secret}\n"));
+        }
+        self.replace(&text)
+    }
+
+    fn replace(&self, text: &str) -> std::io::Result<()> {
+        let name = temporary(&self.path);
+        let written =
+            create(&name).and_then(|mut new| new.write_all(text.as_bytes()).and_then(|()| new.sync_all()));
+        let moved = written.and_then(|()| std::fs::rename(&name, &self.path));
+        // Best effort: what is left is nobody's.
+        if moved.is_err() {
+            let _ = std::fs::remove_file(&name);
+        }
+        moved
+    }
+
     fn entry(&mut self, owner: Owner) -> [u8; 32] {
         if let Some(entry) = self.known.get(&owner) {
             return *entry;
@@ -127,7 +207,9 @@ impl Lines {
         let end = file.seek(SeekFrom::End(0))?;
         // A line that was cut off ends here, and is none.
         let cut = if end > self.read { "#\n" } else { "" };
-        let line = format!("{cut}tenant {} {}\n", hex::encode(owner), hex::encode(*entry));
+        let owner = hex::encode(owner);
+        let secret = write_secret(self.wrapping.as_ref(), &owner, entry)?;
+        let line = format!("{cut}tenant {owner} {secret}\n");
         if end + line.len() as u64 > BYTES_MAX {
             return Err(std::io::Error::other("it is full"));
         }
@@ -143,15 +225,7 @@ impl Lines {
         if kept.len() == text.len() {
             return Ok(false);
         }
-        let name = temporary(&self.path);
-        let written =
-            create(&name).and_then(|mut new| new.write_all(kept.as_bytes()).and_then(|()| new.sync_all()));
-        let moved = written.and_then(|()| std::fs::rename(&name, &self.path));
-        // Best effort: what is left is nobody's.
-        if moved.is_err() {
-            let _ = std::fs::remove_file(&name);
-        }
-        moved.map(|()| true)
+        self.replace(&kept).map(|()| true)
     }
 
     /// The file, which nobody else changes while it is open.
@@ -184,11 +258,26 @@ impl Lines {
         let lines = match self.server {
             Some(_) => whole,
             None => {
-                let (server, rest) =
-                    whole.strip_prefix(HEADER).and_then(|rest| rest.split_once('\n')).unwrap_or_default();
-                let what =
-                    "it is no keyring of this version of Folio; without one, what was kept is computed again";
-                self.server = Some(bytes(server).ok_or_else(|| std::io::Error::other(what))?);
+                let key = self.wrapping.as_ref();
+                let other = if key.is_some() { HEADER } else { WRAPPED };
+                let (server, rest) = whole
+                    .strip_prefix(header(key))
+                    .and_then(|rest| rest.split_once('\n'))
+                    .unwrap_or_default();
+                let what = match key {
+                    Some(_) if whole.starts_with(other) => {
+                        "its secrets are not wrapped: `folio keys wrap` does that, or start without --keyring-key"
+                    }
+                    None if whole.starts_with(other) => {
+                        "its secrets are wrapped by a key: give --keyring-key FILE"
+                    }
+                    Some(_) if whole.starts_with(WRAPPED) => "its secrets are wrapped by another key",
+                    _ => {
+                        "it is no keyring of this version of Folio; without one, what was kept is computed again"
+                    }
+                };
+                let secret = read_secret(key, SERVER, server);
+                self.server = Some(secret.ok_or_else(|| std::io::Error::other(what))?);
                 rest
             }
         };
@@ -197,7 +286,8 @@ impl Lines {
             let mut words = line.split(' ');
             let entry = (words.next() == Some("tenant")).then(|| (words.next(), words.next()));
             if let Some((Some(owner), Some(secret))) = entry
-                && let (Some(owner), Some(secret)) = (bytes(owner), bytes(secret))
+                && let Some(secret) = read_secret(self.wrapping.as_ref(), owner, secret)
+                && let Some(owner) = bytes(owner)
             {
                 self.known.entry(owner).or_insert(secret);
             }
@@ -225,7 +315,7 @@ fn temporary(path: &Path) -> PathBuf {
 }
 
 /// It is there as a whole or not at all.
-fn make(path: &Path) -> std::io::Result<()> {
+fn make(path: &Path, wrapping: Option<&WrappingKey>) -> std::io::Result<()> {
     if path.exists() {
         return Ok(());
     }
@@ -233,7 +323,10 @@ fn make(path: &Path) -> std::io::Result<()> {
     folder.map_or(Ok(()), std::fs::create_dir_all)?;
     let name = temporary(path);
     let mut file = create(&name)?;
-    let written = file.write_all(format!("{HEADER}{}\n", hex::encode(random::<32>())).as_bytes());
+    let written = write_secret(wrapping, SERVER, &random()).and_then(|server| {
+        let text = format!("{}{server}\n", header(wrapping));
+        file.write_all(text.as_bytes())
+    });
     let linked = written.and_then(|()| file.sync_all()).and_then(|()| std::fs::hard_link(&name, path));
     std::fs::remove_file(&name)?;
     linked
@@ -255,7 +348,7 @@ mod tests {
     fn it_is_made_once_and_is_its_owners_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/keyring");
-        let open = |path: PathBuf| std::thread::spawn(move || secrets(&Keyring::open(&path).unwrap()));
+        let open = |path: PathBuf| std::thread::spawn(move || secrets(&Keyring::open(&path, None).unwrap()));
         let threads: Vec<_> = (0..8).map(|_| open(path.clone())).collect();
         let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(all.iter().all(|of| *of == all[0]), "the same, whoever was first");
@@ -265,7 +358,7 @@ mod tests {
         let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(), 0o600);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
-        let error = Keyring::open(&path).err().unwrap().to_string();
+        let error = Keyring::open(&path, None).err().unwrap().to_string();
         assert!(error.contains("mode 640") && error.contains("new/keyring"), "{error}");
     }
 
@@ -273,17 +366,20 @@ mod tests {
     fn a_tenant_that_is_forgotten_begins_anew_and_the_others_stay() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keyring");
-        let ring = Keyring::open(&path).unwrap();
+        let ring = Keyring::open(&path, None).unwrap();
         let before = secrets(&ring);
-        assert!(Keyring::forget(&path, &OWNERS[1]).unwrap());
-        assert!(!Keyring::forget(&path, &OWNERS[1]).unwrap(), "it is gone");
+        assert_eq!(Keyring::find(&path, None, &OWNERS[1]).unwrap(), Some(before[1]));
+        assert_eq!(Keyring::find(&path, None, &[8; 32]).unwrap(), None, "who is not there is not added");
+        assert!(Keyring::forget(&path, None, &OWNERS[1]).unwrap());
+        assert_eq!(Keyring::find(&path, None, &OWNERS[1]).unwrap(), None);
+        assert!(!Keyring::forget(&path, None, &OWNERS[1]).unwrap(), "it is gone");
         assert_eq!(secrets(&ring), before, "who runs goes on");
         // Whoever comes later, and a server that runs and sees somebody new.
         ring.secret(&[9; 32]);
-        let after = secrets(&Keyring::open(&path).unwrap());
+        let after = secrets(&Keyring::open(&path, None).unwrap());
         assert_eq!((after[0], after[2]), (before[0], before[2]));
         assert_ne!(after[1], before[1]);
-        assert_eq!(Keyring::open(&path).unwrap().secret(&[9; 32]), ring.secret(&[9; 32]));
+        assert_eq!(Keyring::open(&path, None).unwrap().secret(&[9; 32]), ring.secret(&[9; 32]));
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
@@ -291,13 +387,13 @@ mod tests {
     fn a_line_that_was_cut_off_costs_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keyring");
-        let before = secrets(&Keyring::open(&path).unwrap());
+        let before = secrets(&Keyring::open(&path, None).unwrap());
         let text = std::fs::read_to_string(&path).unwrap();
         for cut in text.rfind("tenant").unwrap()..text.len() {
             std::fs::write(&path, &text[..cut]).unwrap();
-            let ring = Keyring::open(&path).unwrap();
+            let ring = Keyring::open(&path, None).unwrap();
             assert_eq!(secrets(&ring)[..2], before[..2]);
-            assert_eq!(secrets(&Keyring::open(&path).unwrap()), secrets(&ring), "cut at {cut}");
+            assert_eq!(secrets(&Keyring::open(&path, None).unwrap()), secrets(&ring), "cut at {cut}");
         }
     }
 
@@ -315,7 +411,7 @@ mod tests {
         for text in wrong.into_iter().chain([""]) {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-            assert!(Keyring::open(&path).is_err(), "{text:.40}");
+            assert!(Keyring::open(&path, None).is_err(), "{text:.40}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
     }
@@ -324,8 +420,54 @@ mod tests {
     fn a_file_that_is_gone_costs_only_what_would_be_found_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keyring");
-        let ring = Keyring::open(&path).unwrap();
+        let ring = Keyring::open(&path, None).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(secrets(&ring), secrets(&ring));
+    }
+
+    #[test]
+    fn an_operators_key_wraps_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("keyring"), |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+            WrappingKey::read(&path)
+        });
+        let (one, other) = (key("one", &"ab".repeat(32)).unwrap(), key("other", &"cd".repeat(40)).unwrap());
+        let short = key("short", "ab").err().unwrap().to_string();
+        assert!(short.contains("2 characters") && short.contains("64"), "{short}");
+        let open = |key: Option<&WrappingKey>| Keyring::open(&path, key).map(|ring| secrets(&ring));
+        let fault = |key| open(key).err().unwrap().to_string();
+        let before = open(Some(&one)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            text.starts_with(WRAPPED) && text.lines().all(|line| line.len() != 71),
+            "nothing is readable"
+        );
+        assert_eq!(open(Some(&one)).unwrap(), before);
+        assert!(fault(None).contains("--keyring-key"));
+        assert!(fault(Some(&other)).contains("another key"));
+        // A line of one tenant is nobody else's.
+        let lines: Vec<&str> = text.lines().collect();
+        let secret = |at: usize| lines[at].rsplit_once(' ').unwrap().1;
+        let swapped = text.replace(secret(2), "x").replace(secret(3), secret(2)).replace('x', secret(3));
+        std::fs::write(&path, swapped).unwrap();
+        let after = open(Some(&one)).unwrap();
+        assert_eq!((0..3).filter(|at| after[*at] == before[*at]).count(), 1, "both begin anew");
+        std::fs::write(&path, &text).unwrap();
+        // By another key, by none, and back.
+        Keyring::wrap(&path, Some(&one), Some(&other)).unwrap();
+        assert_eq!(open(Some(&other)).unwrap(), before);
+        assert!(fault(Some(&one)).contains("another key"));
+        Keyring::wrap(&path, Some(&other), None).unwrap();
+        assert_eq!(open(None).unwrap(), before);
+        assert!(fault(Some(&one)).contains("not wrapped"));
+        assert!(Keyring::wrap(&path, Some(&one), None).is_err());
+        Keyring::wrap(&path, None, Some(&one)).unwrap();
+        assert_eq!(open(Some(&one)).unwrap(), before);
+        assert_eq!(Keyring::find(&path, Some(&one), &OWNERS[0]).unwrap(), Some(before[0]));
+        assert!(Keyring::forget(&path, Some(&one), &OWNERS[0]).unwrap());
+        assert_ne!(open(Some(&one)).unwrap()[0], before[0]);
     }
 }

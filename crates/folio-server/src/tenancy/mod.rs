@@ -14,6 +14,7 @@ pub(crate) mod shared_prefixes;
 pub(crate) mod tenant;
 pub(crate) mod tenants;
 pub(crate) mod unread;
+pub(crate) mod wrapping;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -44,7 +44,7 @@ pub struct Tenants {
     file: Option<File>,
     default_limits: TenantLimits,
     /// All that were given, and those with valid keys of the file.
-    named: Mutex<Named>,
+    named: Mutex<TenantNames>,
     groups: Vec<(TenantId, String)>,
     /// Declared prefixes: tenants to the cache, whom nobody authenticates as.
     prefixes: Vec<(Tenant, String)>,
@@ -76,7 +76,7 @@ struct Read {
 }
 
 #[derive(Default)]
-struct Named {
+struct TenantNames {
     /// By id, which is the order of keys, tenants file and first sight. No id is used again.
     tenants: BTreeMap<TenantId, Tenant>,
     by_name: HashMap<Arc<str>, TenantId>,
@@ -84,7 +84,7 @@ struct Named {
     came: u32,
 }
 
-impl Named {
+impl TenantNames {
     fn add(&mut self, tenant: Tenant) {
         self.by_name.entry(tenant.name.clone()).or_insert(tenant.id);
         self.tenants.insert(tenant.id, tenant);
@@ -100,7 +100,7 @@ impl Tenants {
         keyring: Keyring,
     ) -> Result<Self, ServerError> {
         let mut keys: Vec<([u8; 32], Tenant)> = Vec::new();
-        let mut named = Named::default();
+        let mut named = TenantNames::default();
         for key in api_keys {
             let digest = new_key(&keys, key).map_err(|reason| ServerError::Config(reason.into()))?;
             // Tenant 0 is the open tenant.
@@ -247,7 +247,7 @@ impl Tenants {
         self.look_now(file, true);
         let stays: HashSet<TenantId> = file.read.lock().holders.values().map(|holder| holder.id).collect();
         let mut named = self.named.lock();
-        let Named { tenants, by_name, .. } = &mut *named;
+        let TenantNames { tenants, by_name, .. } = &mut *named;
         let file_only = tenants.range(TenantId(FIRST_NAMED)..);
         // Whoever is at work has a hand on the gate.
         let idle =
@@ -316,6 +316,14 @@ impl Tenants {
             .chain(groups)
             .chain(alone.map(|tenant| ("tenant", tenant.name.to_string(), tenant.id)))
             .collect()
+    }
+
+    /// The secret of each cache.
+    pub(crate) fn cache_secrets(&self) -> BTreeMap<TenantId, [u8; 32]> {
+        let named = self.named.lock();
+        let prefixes = self.prefixes.iter().map(|(tenant, _)| tenant);
+        let tenants = prefixes.chain(named.tenants.values());
+        tenants.map(|tenant| (tenant.cache, tenant.secret)).collect()
     }
 
     /// What owns a cache, and its name; `None` of a tenant that left.

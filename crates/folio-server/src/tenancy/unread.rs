@@ -2,7 +2,7 @@
 //!
 //! Owns: the counts, and the verdict that a request holds too much or its client accepts nothing. Must never: wait; count events.
 //!
-//! Counted are bodies as they arrive and prompts as token ids ([`Held`]); and of answers that nobody has accepted yet ([`Unread`]): events that the engine delivered and the server has not looked at, frames of a stream that its client has not
+//! Counted are bodies as they arrive and prompts as token ids ([`HeldBytes`]); and of answers that nobody has accepted yet ([`Unread`]): events that the engine delivered and the server has not looked at, frames of a stream that its client has not
 //! accepted, and what is gathered of an answer that is not streamed, at what it takes in memory and will take as JSON. A request is over when it holds
 //! more than one may; when it holds more than [`FLOOR`] and its tenant more than all that is free (Choudhury and Hahne, *Dynamic
 //! queue length thresholds for shared-memory packet switches*, 1998, so that one tenant takes half of the memory at most and leaves
@@ -48,8 +48,8 @@ impl Budget {
     }
 
     /// Nothing yet, of a request of this tenant.
-    pub fn hold(self: &Arc<Self>, tenant: &Arc<Gate>) -> Held {
-        Held { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }
+    pub fn hold(self: &Arc<Self>, tenant: &Arc<Gate>) -> HeldBytes {
+        HeldBytes { budget: self.clone(), tenant: tenant.clone(), bytes: 0 }
     }
 
     /// Nothing yet, of an answer to this tenant.
@@ -66,13 +66,13 @@ impl Budget {
 }
 
 /// Bytes of a request's body or prompts, until it is dropped.
-pub(crate) struct Held {
+pub(crate) struct HeldBytes {
     budget: Arc<Budget>,
     tenant: Arc<Gate>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     /// Counts more, or says that there is no room for it now.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let add = |count: &AtomicUsize| count.fetch_add(bytes, Relaxed) + bytes;
@@ -86,7 +86,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.tenant.unread.fetch_sub(self.bytes, Relaxed);
         self.budget.held.fetch_sub(self.bytes, Relaxed);
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn log_probabilities_count() {
         let scored = TokenLogprobs { top: vec![(1, -1.0); 20], ..Default::default() };
-        let token = |logprobs| folio_engine::request::Token { id: 1, logprobs };
+        let token = |logprobs| folio_engine::request::Token { id: 1, us: 0.0, logprobs };
         let bare = event_bytes(&Event::Token { choice: 0, token: token(None) });
         let full = event_bytes(&Event::Token { choice: 0, token: token(Some(scored.clone())) });
         assert!(full >= bare + 20 * 8);

@@ -186,6 +186,7 @@ impl Live {
             stop_token,
             error: (reason == FinishReason::Error).then(|| "the executor failed".into()),
             timing: Box::new(Timing {
+                draft_steps: drafts / 2,
                 draft_tokens: drafts,
                 accepted_draft_tokens: drafts / 2,
                 ..Timing::default()
@@ -204,7 +205,12 @@ impl Live {
                 Some(top) => self.request.prompt[1..].iter().map(|id| logprobs(*id, top)).collect(),
                 None => Vec::new(),
             };
-            self.sink.deliver(Event::Prompt { cached_tokens: cached, prompt_logprobs: scores, kept: None });
+            self.sink.deliver(Event::Prompt {
+                cached_tokens: cached,
+                us: 0.0,
+                prompt_logprobs: scores,
+                kept: None,
+            });
         }
         let params = &self.request.sampling;
         if params.max_tokens == 0 {
@@ -226,7 +232,7 @@ impl Live {
             self.said[index] += 1;
             let logprobs = params.logprobs.map(|top| logprobs(id, top));
             let stop = params.eos_token_ids.contains(&id) || params.stop_token_ids.contains(&id);
-            self.sink.deliver(Event::Token { choice, token: Token { id, logprobs } });
+            self.sink.deliver(Event::Token { choice, token: Token { id, us: 0.0, logprobs } });
             if stop {
                 self.choices[index] = None;
                 self.sink.deliver(finished(choice, FinishReason::Stop, Some(id)));
@@ -509,6 +515,11 @@ impl Client {
 
     pub fn key(&self, key: &str) -> Self {
         Self { key: Some(key.into()), ..self.clone() }
+    }
+
+    /// On the second listener.
+    pub fn admin(&self, key: &str) -> Self {
+        Self { router: self.server.admin_router(), ..self.key(key) }
     }
 
     pub async fn send(&self, request: HttpRequest<Body>) -> Response<Body> {

@@ -136,8 +136,8 @@ impl ToolFormat {
 }
 
 impl ToolFormat {
-    /// An answer that is calls and nothing else, behind a line or two that may be empty. `None`: as of [`ToolFormat::calls`], or the
-    /// format's calls are messages with a header of their own.
+    /// An answer that is calls and nothing else, behind a line or two that may be empty; gpt-oss's is a message that follows another. `None`:
+    /// as of [`ToolFormat::calls`].
     pub fn only_calls(
         &self,
         callees: &[CallableFunction],
@@ -147,8 +147,27 @@ impl ToolFormat {
         let Syntax::Grammar(calls) = self.calls(callees, ForcedPrefix::Nothing, several, tokenizer)? else {
             return None;
         };
-        let calls = calls.strip_prefix("start: ").filter(|_| !self.harmony)?;
-        Some(Syntax::Grammar(format!("start: /[ \\n]{{0,2}}/ calls\ncalls: {calls}")))
+        let calls = calls.strip_prefix("start: ")?;
+        let before = self.before_answer(tokenizer);
+        Some(Syntax::Grammar(format!("start: {before} calls\ncalls: {calls}")))
+    }
+
+    /// The beginning of an answer that is a call, up to the arguments. For every format, also where the arguments have no grammar.
+    pub fn begun_call(&self, callees: &[CallableFunction], tokenizer: &Tokenizer) -> Syntax {
+        let force = &self.force;
+        let text = |text: &str| literal(text, tokenizer);
+        let names = callees.iter().map(|callee| text(&callee.name)).collect::<Vec<_>>();
+        let (before, opening, after) =
+            (self.before_answer(tokenizer), text(force.before_name), text(force.after_name));
+        Syntax::Grammar(format!("start: {before} {opening} name {after}\nname: {}\n", names.join(" | ")))
+    }
+
+    /// What comes between reasoning and an answer.
+    fn before_answer(&self, tokenizer: &Tokenizer) -> String {
+        match self.harmony {
+            true => literal(&format!("{}assistant", super::harmony::START), tokenizer),
+            false => "/[ \\n]{0,2}/".to_owned(),
+        }
     }
 }
 

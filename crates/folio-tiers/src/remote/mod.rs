@@ -25,16 +25,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use folio_engine::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TierStats};
-use folio_kv::{BlockHashes, Content};
+use folio_kv::{BlockHashes, Content, Retention};
 
 use self::breaker::Breaker;
 use self::known::Known;
 pub use self::pieces::Name;
 use self::pieces::{Names, Piece, chunk_blocks};
+use crate::clock::{Forward, WallClock};
 use crate::record;
 use crate::seal::NONCE;
 use crate::tier::{Carried, Device, Store};
-use crate::types::{BlockKey, DataKey, Miss};
+use crate::types::{About, BlockKey, DataKey, Miss};
 
 /// At the start.
 const GREETING_LIMIT: Duration = Duration::from_secs(2);
@@ -120,6 +121,7 @@ pub struct RemoteStore {
     /// Of what a block's bytes mean: model, numerics, geometry.
     layout: [u8; 32],
     breaker: Arc<Breaker>,
+    clock: Forward,
     known: Known,
     counts: Counts,
     asking: AtomicUsize,
@@ -157,10 +159,12 @@ impl RemoteStore {
         objects: Arc<dyn Objects>,
         layout_digest: [u8; 32],
         gone: Option<Fault>,
+        clock: WallClock,
     ) -> std::io::Result<Arc<Self>> {
         let breaker = Breaker::new(objects.clone(), gone)?;
         let (known, counts, asking) = Default::default();
-        Ok(Arc::new(Self { objects, layout: layout_digest, breaker, known, counts, asking }))
+        let (layout, clock) = (layout_digest, Forward::new(clock, 0));
+        Ok(Arc::new(Self { objects, layout, breaker, clock, known, counts, asking }))
     }
 
     /// Asks the server, if it is not given up.
@@ -299,10 +303,18 @@ impl RemoteStore {
         }
         let mut block = vec![0; length];
         for (content, record) in wanted.iter().zip(value.chunks_exact(record_bytes)) {
-            record::read(record, &BlockKey::from(content), &self.layout, data_key, &mut block)?;
+            record::read(record, &BlockKey::from(content), &self.layout, data_key, &self.clock, &mut block)?;
             device.memory.write(content.group as usize, content.block.0, &block);
         }
         Ok(wanted.len() * length)
+    }
+
+    /// When contents of an order expire. `None`: one of them has.
+    fn ends(&self, order: &StoreOrder, contents: &[Content]) -> Option<Vec<Option<u32>>> {
+        let first = order.contents.iter().position(|content| content == &contents[0])?;
+        let retentions = (first..first + contents.len()).map(|at| order.lineage.retention(at));
+        let end = |of: Option<Retention>| Some(self.clock.expires_s(of?.ttl_us.map(Duration::from_micros)));
+        retentions.map(end).collect()
     }
 
     /// `None`: the lease is over, or the server did not take it.
@@ -311,7 +323,7 @@ impl RemoteStore {
         device: &Device,
         data_key: &DataKey,
         piece: &Piece,
-        contents: &[Content],
+        (contents, ends): (&[Content], &[Option<u32>]),
         holds: &dyn Fn() -> bool,
         value: &mut Vec<u8>,
     ) -> Option<usize> {
@@ -319,12 +331,14 @@ impl RemoteStore {
         let record_bytes = record::HEADER + length;
         value.resize(contents.len() * record_bytes, 0);
         let mut block = vec![0; length];
-        for (content, record) in contents.iter().zip(value.chunks_exact_mut(record_bytes)) {
+        let records = value.chunks_exact_mut(record_bytes);
+        for ((content, expires_s), record) in contents.iter().zip(ends).zip(records) {
             device.memory.read(content.group as usize, content.block.0, &mut block);
             let mut nonce = [0; NONCE];
             getrandom::fill(&mut nonce).ok()?;
             let key = BlockKey::from(content);
-            record::write(record, &key, &self.layout, data_key, Some(nonce), &block);
+            let about = About { expires_s: *expires_s, ..About::default() };
+            record::write(record, (&key, &self.layout), data_key, Some(nonce), &block, &about);
         }
         // Asked behind the copies: only then are they what was leased.
         if !holds() {
@@ -418,7 +432,9 @@ impl Store for RemoteStore {
             if contents.len() != piece.blocks as usize || self.known.has(&piece.name) {
                 continue;
             }
-            match self.store_piece(device, &data_key, &piece, contents, holds, scratch) {
+            // All of a value expires with its first block that does.
+            let Some(ends) = self.ends(order, contents) else { continue };
+            match self.store_piece(device, &data_key, &piece, (contents, &ends), holds, scratch) {
                 Some(bytes) => {
                     done.blocks += contents.len();
                     done.bytes += bytes;

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use folio_engine::{LoadOrder, Micros, StoreOrder};
 use folio_kv::{
-    BlockHashes, BlockId, Content, GroupConfig, Identity, Layout, Lease, Root, TenantId, Ticket, TierId,
+    BlockHashes, BlockId, Content, GroupConfig, Identity, Layout, Lease, Lineage, Root, TenantId, Ticket,
+    TierId,
 };
 use folio_model::backend::BlockMemory;
 use folio_tiers::Device;
@@ -90,7 +91,25 @@ pub fn compute(device: &Device, contents: &[Content]) {
 }
 
 pub fn store_order(hashes: &BlockHashes, contents: Vec<Content>) -> StoreOrder {
-    StoreOrder { tier: TierId(0), lease: Lease(1), until: Micros(u64::MAX), root: *hashes.root(), contents }
+    let lineage = lineage(hashes, &contents);
+    let (tier, root) = (TierId(0), *hashes.root());
+    StoreOrder { tier, lease: Lease(1), until: Micros(u64::MAX), root, contents, lineage }
+}
+
+/// What a cache would say of these: tokens that follow from the block's number.
+pub fn lineage(hashes: &BlockHashes, contents: &[Content]) -> Lineage {
+    let declared = hashes.root().declared_blocks() > 0;
+    let blocks = || contents.iter().filter(|content| content.group == 0).map(|content| content.index);
+    let parent = |index: u32| index.checked_sub(1).and_then(|index| hashes.get(declared, index)).copied();
+    Lineage {
+        parents: blocks().map(parent).collect(),
+        tokens: blocks().flat_map(tokens).collect(),
+        retentions: Vec::new(),
+    }
+}
+
+pub fn tokens(index: u32) -> [u32; BLOCK_TOKENS as usize] {
+    std::array::from_fn(|at| 1000 * index + at as u32)
 }
 
 pub fn load_order(hashes: &BlockHashes, contents: Vec<Content>) -> LoadOrder {

@@ -8,10 +8,13 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use folio_kv::BlockHash;
-use folio_tiers::{BlockKey, DataKey, DiskConfig, DiskStore};
+use folio_kv::{BlockHash, TenantId};
+use folio_tiers::{About, BlockKey, Class, DataKey, DiskConfig, DiskStore};
 
 pub const LAYOUT: [u8; 32] = [7; 32];
+/// Nothing.
+pub const ABOUT: About<'static> =
+    About { tenant: TenantId(0), parent: None, tokens: &[], expires_s: None, class: Class::Ordinary };
 
 pub fn key(number: u64) -> BlockKey {
     let mut seed = number;

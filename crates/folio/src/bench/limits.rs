@@ -8,6 +8,7 @@
 use folio_cpu::machine::Machine;
 use folio_model::LoadedModel;
 use folio_model::backend::DType;
+use folio_server::why::Demand;
 use serde::Serialize;
 
 /// What a model costs, from its configuration.
@@ -53,9 +54,21 @@ impl Costs {
 
     /// Decoding `batch` sequences of `depth` tokens, all in one step.
     pub fn decode(&self, machine: &Machine, batch: f64, depth: f64) -> Limit {
-        let bytes = self.weights_of(batch) + batch * depth * self.kv_bytes_per_token;
-        let weights = batch * (self.body + self.head);
-        self.slower(machine, batch, Step { bytes, weights, attention: batch * depth * self.attention })
+        self.slower(machine, batch, self.step(batch, batch, batch * depth, batch * depth))
+    }
+
+    /// What one step needs.
+    pub fn step(&self, rows: f64, logit_rows: f64, kv_positions: f64, attention: f64) -> Demand {
+        Demand {
+            bytes: self.weights_of(rows) + kv_positions * self.kv_bytes_per_token,
+            weights: rows * self.body + logit_rows * self.head,
+            attention: attention * self.attention,
+        }
+    }
+
+    /// Whether weights are multiplied as integers.
+    pub fn quantized(&self) -> bool {
+        self.quantized
     }
 
     /// Bytes of the weights that a decoded token needs.
@@ -71,13 +84,11 @@ impl Costs {
 
     /// A prompt of `tokens`: only its last token needs logits.
     pub fn prefill(&self, machine: &Machine, tokens: f64) -> Limit {
-        let attention = tokens * (tokens + 1.0) / 2.0 * self.attention;
-        let weights = tokens * self.body + self.head;
-        self.slower(machine, tokens, Step { bytes: self.weights_of(tokens), weights, attention })
+        self.slower(machine, tokens, self.step(tokens, 1.0, 0.0, tokens * (tokens + 1.0) / 2.0))
     }
 
     /// Multiplications with quantized weights are of bytes, those of attention always f32.
-    fn slower(&self, machine: &Machine, tokens: f64, step: Step) -> Limit {
+    fn slower(&self, machine: &Machine, tokens: f64, step: Demand) -> Limit {
         let rate = if self.quantized { machine.int8_op_per_s } else { machine.f32_flop_per_s };
         let reading = step.bytes / machine.read_bytes_per_s;
         let multiplying = 2.0 * step.weights / rate + 2.0 * step.attention / machine.f32_flop_per_s;
@@ -90,13 +101,6 @@ impl Costs {
             multiply_adds_per_token: (step.weights + step.attention) / tokens,
         }
     }
-}
-
-/// What one step needs: bytes, multiply-adds with weights and those of attention.
-struct Step {
-    bytes: f64,
-    weights: f64,
-    attention: f64,
 }
 
 /// Nothing that needs these bytes and multiplications is faster at the measured rates.

@@ -159,6 +159,8 @@ pub enum Speculate {
     Model,
     /// An EAGLE-3 head, that of --draft-model
     Eagle3,
+    /// The MTP head in the model's own checkpoint
+    Mtp,
     /// Nowhere
     Off,
 }
@@ -169,13 +171,14 @@ impl EngineArgs {
         self.draft_model.is_some() || self.speculate.is_some_and(|speculate| speculate != Speculate::Off)
     }
 
-    /// Where drafts come from for a request that says nothing of it; `head`: what drafts is an EAGLE-3 head and no model by itself.
-    pub fn drafter(&self, head: bool) -> anyhow::Result<Option<Drafter>> {
+    /// Where drafts come from for a request that says nothing of it; `head`: what drafts is no model by itself but such a head.
+    pub fn drafter(&self, head: Option<Drafter>) -> anyhow::Result<Option<Drafter>> {
         let Some(draft) = &self.draft_model else {
             return match self.speculate {
                 None | Some(Speculate::Suffix) => Ok(Some(Drafter::Suffix)),
                 Some(Speculate::Off) => Ok(None),
                 Some(Speculate::Ngram) => Ok(Some(Drafter::Ngram)),
+                Some(Speculate::Mtp) => Ok(head),
                 Some(Speculate::Model) => {
                     anyhow::bail!("--speculate model needs --draft-model, the model that proposes drafts")
                 }
@@ -185,13 +188,16 @@ impl EngineArgs {
             };
         };
         match (self.speculate, head) {
-            (None | Some(Speculate::Model), false) => Ok(Some(Drafter::Model)),
-            (None | Some(Speculate::Eagle3), true) => Ok(Some(Drafter::Eagle3)),
-            (Some(Speculate::Model), true) => anyhow::bail!(
+            (None | Some(Speculate::Model), None) => Ok(Some(Drafter::Model)),
+            (None | Some(Speculate::Eagle3), Some(head)) => Ok(Some(head)),
+            (Some(Speculate::Model), Some(_)) => anyhow::bail!(
                 "--speculate model: {draft} is an EAGLE-3 head; give --speculate eagle3, or leave it out"
             ),
-            (Some(Speculate::Eagle3), false) => anyhow::bail!(
+            (Some(Speculate::Eagle3), None) => anyhow::bail!(
                 "--speculate eagle3: {draft} is a model by itself; give --speculate model, or leave it out"
+            ),
+            (Some(Speculate::Mtp), _) => anyhow::bail!(
+                "--draft-model has no use with --speculate mtp, which is the head in the model's own checkpoint: leave one out"
             ),
             (Some(other @ (Speculate::Suffix | Speculate::Ngram | Speculate::Off)), _) => anyhow::bail!(
                 "--draft-model has no use with --speculate {}: leave one out",

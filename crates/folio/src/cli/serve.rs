@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use folio_server::Secret;
 
 use super::engine::*;
+use super::values::positive_f64;
 use crate::units::parse_bytes;
 
 #[derive(Args, Debug)]
@@ -66,6 +67,11 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
     pub keyring: Option<PathBuf>,
 
+    /// File of a key that wraps the keyring's secrets: 64 hexadecimal digits or more (openssl rand -hex 32), for its owner alone (0600). Kept
+    /// elsewhere than the keyring
+    #[arg(long, env = "FOLIO_KEYRING_KEY", value_name = "FILE")]
+    pub keyring_key: Option<PathBuf>,
+
     /// JSON file of tenants: names, keys, weights, groups that share a cache, prefixes that all share (docs/tenants.md)
     #[arg(long, env = "FOLIO_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
@@ -87,6 +93,22 @@ pub struct ServeArgs {
     /// Adds series per tenant, with tenants' names, to /metrics as operators see it: on the admin listener, or with an admin key
     #[arg(long, env = "FOLIO_TENANT_METRICS")]
     pub tenant_metrics: bool,
+
+    /// What this machine costs an hour, in any currency: /v1/why then tells what a million tokens cost
+    #[arg(long, env = "FOLIO_PRICE_PER_HOUR", value_name = "PRICE", value_parser = positive_f64)]
+    pub price_per_hour: Option<f64>,
+
+    /// Milliseconds to the first token of a chat within which /v1/why counts a request as served in time
+    #[arg(long, env = "FOLIO_TTFT_CHAT", value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    pub ttft_chat: u64,
+
+    /// The same of /v1/completions
+    #[arg(long, env = "FOLIO_TTFT_COMPLETION", value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    pub ttft_completion: u64,
+
+    /// What this machine can do, as measured by `folio doctor --write-profile` [default: ~/.config/folio/machine.json, if it is there]
+    #[arg(long, env = "FOLIO_MACHINE_PROFILE", value_name = "FILE")]
+    pub machine_profile: Option<PathBuf>,
 
     /// File in which records of usage (by tenant, key, model and minute) outlive this process [default: kept in memory]
     #[arg(long, env = "FOLIO_USAGE", value_name = "FILE")]

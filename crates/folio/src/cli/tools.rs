@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use folio_server::Secret;
 use folio_server::keys::Scope;
 
 use super::engine::*;
@@ -77,8 +78,23 @@ pub enum KeysAction {
         /// The keyring
         #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
         keyring: PathBuf,
+        /// The key that wraps its secrets
+        #[arg(long, env = "FOLIO_KEYRING_KEY", value_name = "FILE")]
+        keyring_key: Option<PathBuf>,
         /// The tenant's name
         tenant: String,
+    },
+    /// Wrap a keyring's secrets by another key, or by none; servers with the keyring need a restart with that key
+    Wrap {
+        /// The keyring
+        #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
+        keyring: PathBuf,
+        /// The key that wraps them now; none, if not given
+        #[arg(long, value_name = "FILE")]
+        from: Option<PathBuf>,
+        /// The key that is to wrap them; none, if not given
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
     },
 }
 
@@ -134,13 +150,21 @@ pub struct ShowArgs {
 #[command(after_help = "Examples:\n  \
     folio doctor                             read bandwidth, f32 and byte multiply rates, for each number of threads\n  \
     folio doctor model.Q4_0.gguf             and how far this model can get: its bytes and multiplications per token\n  \
-    folio doctor ./my-model --quantize q4")]
+    folio doctor ./my-model --quantize q4\n  \
+    folio doctor --write-profile             keep the limits, for a server to tell speeds by\n  \
+    folio doctor --url http://host:8000      why that server is as fast as it is, and what it costs")]
 pub struct DoctorArgs {
     /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision][:QUANT], or `demo`
     pub model: Option<String>,
     /// Quantize MODEL while loading it
     #[arg(long, value_enum, value_name = "TYPE", requires = "model")]
     pub quantize: Option<Quantize>,
+    /// What would draft for MODEL, another model or an EAGLE-3 head: how often both say the same is then told
+    #[arg(long, value_name = "MODEL", requires = "model")]
+    pub draft_model: Option<String>,
+    /// With `mtp` the same of the MTP head in MODEL's own checkpoint
+    #[arg(long, value_name = "DRAFTER", requires = "model")]
+    pub speculate: Option<Speculate>,
     /// Most threads [default: as many as the machine and its container allow]
     #[arg(long, env = "FOLIO_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub threads: Option<u32>,
@@ -150,6 +174,18 @@ pub struct DoctorArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
+    /// Also keep what was measured, for `folio serve` to tell speeds by [default file: ~/.config/folio/machine.json]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub write_profile: Option<Option<PathBuf>>,
+    /// Measure nothing: ask the Folio at this address why it is as fast as it is (`GET /v1/why`)
+    #[arg(long, value_name = "URL", conflicts_with_all = ["model", "write_profile"])]
+    pub url: Option<String>,
+    /// Key for --url; with one of the scope `admin` everybody's figures are told
+    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true)]
+    pub api_key: Option<Secret>,
+    /// Ask about one request, by the x-request-id of its answer
+    #[arg(long, value_name = "ID", requires = "url")]
+    pub request: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -192,6 +228,15 @@ pub enum CacheAction {
         /// Of the layout whose digest begins with these hexadecimal digits (see ls); of the one that was written last, if not given
         #[arg(long, value_name = "HEX")]
         layout: Option<String>,
+        /// Only what is this tenant's: a name as in the file of keys or of tenants
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+        /// With --tenant: the keyring; the one in the folder, if not given
+        #[arg(long, value_name = "FILE", requires = "tenant")]
+        keyring: Option<PathBuf>,
+        /// With --tenant: the key that wraps the keyring's secrets
+        #[arg(long, env = "FOLIO_KEYRING_KEY", value_name = "FILE")]
+        keyring_key: Option<PathBuf>,
         /// The file; it must not be there yet
         file: PathBuf,
     },

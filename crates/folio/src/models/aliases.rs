@@ -54,8 +54,13 @@ impl Aliases {
 
 /// `~/.config/folio/aliases.toml`, or below `XDG_CONFIG_HOME`.
 pub fn user_file() -> Option<PathBuf> {
+    Some(user_folder()?.join(FILE))
+}
+
+/// `~/.config`, or `XDG_CONFIG_HOME`.
+pub fn user_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    Some(set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?.join(FILE))
+    set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))
 }
 
 #[cfg(test)]

@@ -6,6 +6,6 @@ pub mod commands;
 mod show;
 mod source;
 
-pub use aliases::Aliases;
+pub use aliases::{Aliases, user_folder};
 pub use show::run as show;
 pub use source::Source;

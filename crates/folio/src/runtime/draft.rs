@@ -1,28 +1,35 @@
 //! What proposes drafts: a second model, or a head of this one.
 //!
-//! Owns: whether it can draft for the model, and its place in the cache. Must never: load anything into the model's backend but what a head
-//! has it give out.
+//! Owns: whether it can draft for the model and does, and its place in the cache. Must never: load anything into the model's backend but what a
+//! head has it give out.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use folio_engine::{DrafterModel, DraftingExecutor, Executor, ModelExecutor, Reads};
+use folio_engine::drafting_executor::{Agreement, Pool, agreement};
+use folio_engine::{Drafter, DrafterModel, DraftingExecutor, Executor, ModelExecutor, Reads};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::Checkpoint;
 use folio_model::backend::{DType, GroupKind, KvGroup};
-use folio_model::eagle::{self, Head};
+use folio_model::draft_head::DraftHead;
 use folio_model::hub::Held;
+use folio_model::{eagle, mtp};
 use folio_text::Tokenizer;
 
 use super::weights::{WeightArgs, open_device};
 use super::{Loaded, logit_rows};
-use crate::cli::{EngineArgs, Sizes};
+use crate::cli::{EngineArgs, Sizes, Speculate};
 use crate::device::Device;
 use crate::models::{Aliases, Source};
+
+/// What of a request's temperature drafts are drawn at: of the shares that were compared, that with which most are right, for a head and for a
+/// small model (docs/speculation.md).
+const DRAFT_TEMPERATURE: f32 = 0.5;
 
 /// In memory, without a cache.
 pub(super) struct Draft {
     pub name: String,
+    pub drafter: Drafter,
     pub device: Device,
     /// On its files.
     pub held: Vec<Held>,
@@ -35,20 +42,60 @@ pub(super) struct Draft {
     token_ids: Option<Arc<[u32]>>,
 }
 
-/// `--draft-model`, where that is a head, for the model of this checkpoint, and what holds its files. No weight is read.
-pub(super) fn head(draft: &str, aliases: &Aliases, target: &Checkpoint) -> Result<Option<(Head, Held)>> {
-    let open = || -> Result<Option<(Head, Held)>> {
+/// A head that is open, for the model of a checkpoint. No weight is read.
+pub(super) struct OpenHead {
+    pub head: Box<dyn DraftHead>,
+    pub drafter: Drafter,
+    /// On files of its own.
+    pub held: Option<Held>,
+}
+
+impl OpenHead {
+    /// The one that the options ask for: `--draft-model`, where that is a head, or that of the model's own checkpoint.
+    pub fn open(args: &EngineArgs, target: &Checkpoint) -> Result<Option<Self>> {
+        match &args.draft_model {
+            Some(draft) => {
+                Self::eagle(draft, &args.aliases, target).with_context(|| format!("--draft-model {draft}"))
+            }
+            None if args.speculate == Some(Speculate::Mtp) => {
+                Self::mtp(target).context("--speculate mtp").map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn eagle(draft: &str, aliases: &Aliases, target: &Checkpoint) -> Result<Option<Self>> {
         let Some(folder) = Source::parse(Some(draft), aliases)?.fetch()? else { return Ok(None) };
         match std::fs::read(folder.join("config.json")) {
             Ok(config) if eagle::is_head(&config) => {
-                Ok(Some((Head::open(&folder, target)?, Held::of(&folder))))
+                let head = Box::new(eagle::Head::open(&folder, target)?);
+                Ok(Some(Self { head, drafter: Drafter::Eagle3, held: Some(Held::of(&folder)) }))
             }
             // Whatever else is wrong with it is said where it is opened as a model.
             _ => Ok(None),
         }
-    };
-    open().with_context(|| format!("--draft-model {draft}"))
+    }
+
+    fn mtp(target: &Checkpoint) -> Result<Self> {
+        let Some(head) = mtp::Head::open(target)? else {
+            let place = target.location();
+            bail!(
+                "{place} has no MTP head: no tensor such as mtp.fc.weight or one named eh_proj behind its last layer"
+            );
+        };
+        Ok(Self { head: Box::new(head), drafter: Drafter::Mtp, held: None })
+    }
 }
+
+/// Read once at the start by both: any text that goes on as one would expect.
+const TEXT: &str = "Once upon a time there was a little girl who lived with her mother and her father in a small house near the woods. \
+One day the little girl went into the woods, and there she saw a big brown bear. The bear looked at the little girl, and the little girl \
+looked at the bear. Then the bear said: I am hungry, and I would like to eat.";
+const TEXT_TOKENS: usize = 64;
+/// Fewer places say nothing.
+const PLACES_MIN: u32 = 16;
+/// A drafter that says less often what the model says is none that was made for it.
+const SHARE_MIN: f64 = 0.3;
 
 impl Draft {
     /// `--draft-model`, for a model with this tokenizer. Its weights are taken as they are.
@@ -73,6 +120,7 @@ impl Draft {
         }
         Ok(Some(Self {
             name: loaded.source.name(),
+            drafter: Drafter::Model,
             device: loaded.weights.backend,
             held: loaded.held,
             positions: model.max_model_len,
@@ -83,23 +131,28 @@ impl Draft {
         }))
     }
 
-    /// The head, for the model of this checkpoint, whose sequences have at most so many tokens.
+    /// The head, for the model of this checkpoint and name, whose sequences have at most so many tokens.
     pub fn of_head(
-        head: &Head,
+        open: &OpenHead,
         args: &EngineArgs,
         sizes: &Sizes,
-        target: &Checkpoint,
+        (target, model): (&Checkpoint, String),
         max_model_len: usize,
     ) -> Result<Self> {
-        let draft = args.draft_model.as_deref().unwrap_or_default();
+        let OpenHead { head, drafter, .. } = open;
+        let name = match &args.draft_model {
+            Some(draft) => Source::parse(Some(draft), &args.aliases)?.name(),
+            None => format!("the MTP head of {model}"),
+        };
         let mut device = open_device(args.device, args.threads, args.enforce_eager, args.gemm_backend)?;
-        let dtype = head.weight_encoding()?.plain().unwrap_or(DType::BF16);
+        let dtype = head.weight_encoding(target)?.plain().unwrap_or(DType::BF16);
         let load =
             WeightArgs { max_model_len: u32::try_from(max_model_len).ok(), ..WeightArgs::new(args, sizes) };
         let loaded = head.load(target, &mut *device, &load.options(dtype, None));
-        let loaded = loaded.with_context(|| format!("--draft-model {draft}"))?;
+        let loaded = loaded.with_context(|| name.clone())?;
         Ok(Self {
-            name: Source::parse(Some(draft), &args.aliases)?.name(),
+            name,
+            drafter: *drafter,
             device,
             held: Vec::new(),
             kv: loaded.kv_layout,
@@ -125,16 +178,18 @@ impl Draft {
         }
     }
 
-    /// An executor of both, where the drafter's KV is `group`, a pool of `blocks`. The model has `vocab` tokens.
+    /// An executor of both, and how often they say the same, where that can be found out. `pools` are those of the model's cache groups and
+    /// behind them the drafter's, none in use yet. The model has `vocab` tokens.
     pub fn executor(
         mut self,
         model: ModelExecutor,
-        group: usize,
-        blocks: u32,
+        pools: &[Pool],
         sizes: &Sizes,
         vocab: usize,
-    ) -> Result<Box<dyn Executor>> {
-        self.device.allocate_cache(&self.kv, &[blocks as usize])?;
+        text: &[u32],
+    ) -> Result<(Box<dyn Executor>, Option<Agreement>)> {
+        let group = pools.len() - 1;
+        self.device.allocate_cache(&self.kv, &[pools[group].blocks as usize])?;
         let as_drafter = DrafterModel {
             group,
             block_tokens: self.kv_group().block_tokens as u32,
@@ -143,15 +198,56 @@ impl Draft {
         };
         let rows = sizes.max_num_batched_tokens as usize;
         let drafter = ModelExecutor::new(self.device.into_backend(), self.vocab, rows, logit_rows(sizes));
-        let drafter = match self.token_ids {
+        let mut drafter = match self.token_ids {
             Some(ids) => drafter.with_token_ids(ids, vocab),
             None => drafter,
         };
-        let model = model.with_groups(group);
+        let mut model = model.with_groups(group);
         // A draft model may know fewer tokens than the model has rows for; a head embeds all.
-        let known = if self.reads == Reads::Tokens { self.vocab } else { vocab };
-        Ok(Box::new(DraftingExecutor::new(model, drafter, as_drafter, known as u32)))
+        let known = (if self.reads == Reads::Tokens { self.vocab } else { vocab }) as u32;
+        let text = &text[..text.len().min(rows)];
+        let found = agreement(&mut model, &mut drafter, as_drafter, pools, known, text);
+        let found =
+            found.inspect_err(|error| tracing::warn!(%error, "whether drafts are right was not found out"));
+        let executor =
+            DraftingExecutor::new(model, drafter, as_drafter, known).at_temperature(DRAFT_TEMPERATURE);
+        Ok((Box::new(executor), found.ok()))
     }
+}
+
+/// What a drafter and its model are given to find out how often they say the same.
+pub(super) fn text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let mut tokens = tokenizer.encode(TEXT, true, TEXT.len() + 8)?;
+    tokens.truncate(TEXT_TOKENS);
+    Ok(tokens)
+}
+
+/// What is probably wrong with a drafter that hardly ever says what the model says.
+pub(super) fn doubt(name: &str, drafter: Drafter, found: Agreement) -> Option<String> {
+    if found.places < PLACES_MIN || found.share() >= SHARE_MIN {
+        return None;
+    }
+    let Agreement { places, same } = found;
+    let cause = match drafter {
+        Drafter::Eagle3 => {
+            "it probably reads other layers than those it was trained on (eagle_aux_hidden_state_layer_ids: their inputs in vLLM's form, \
+             their outputs in the others), has a norm too many or too few (norm_before_residual, fc_norm, norm_output), or reads the \
+             hidden states of another model"
+        }
+        Drafter::Mtp => {
+            "it probably reads a hidden state before the norm that it was trained on behind it or the other way round, or its weights are \
+             those of another model"
+        }
+        Drafter::Suffix | Drafter::Ngram | Drafter::Model => {
+            "it is probably too small, or was made for another model"
+        }
+    };
+    Some(format!(
+        "{name} says what the model says at {same} of {places} places of a short text ({:.0} %), fewer than the {:.0} % of a drafter that \
+         fits: {cause}. The tokens are the same, and come no sooner",
+        100.0 * found.share(),
+        100.0 * SHARE_MIN
+    ))
 }
 
 /// A draft is a token id: both must mean the same by each.

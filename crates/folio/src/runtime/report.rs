@@ -8,6 +8,7 @@ use folio_model::backend::{GroupKind, KvFormat, KvLayout};
 use folio_model::{Checkpoint, LoadedModel};
 use folio_text::ChatTemplate;
 
+use super::Pair;
 use super::draft::Draft;
 use crate::cli::Quantize;
 use crate::memory;
@@ -141,6 +142,16 @@ impl Report {
         let text = format!("by {}: {weights} of weights, and {bytes} of the KV cache", draft.name);
         let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("drafts", text));
+    }
+
+    /// How often the model and what drafts for it say the same.
+    pub(super) fn describe_pair(&mut self, pair: Option<&Pair>) {
+        let line = self.lines.iter_mut().find(|(what, _)| *what == "drafts");
+        let (Some(Pair { found, .. }), Some((_, text))) = (pair, line) else { return };
+        *text += &format!(
+            "; says what the model says at {} of {} places of a short text",
+            found.same, found.places
+        );
     }
 
     /// Memory beside the device's for KV.

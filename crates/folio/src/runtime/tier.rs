@@ -9,7 +9,7 @@ use folio_model::backend::BlockMemory;
 use folio_tiers::remote::s3::{S3, S3Config};
 use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
 use folio_tiers::remote::{Objects, RemoteStore, greet};
-use folio_tiers::{DiskConfig, DiskStore, HostStore, Secret, Store, StoreTier};
+use folio_tiers::{DiskConfig, DiskStore, HostStore, Secret, Store, StoreTier, WallClock};
 
 use crate::cli::{DiskKvArgs, EngineArgs, RemoteKvArgs};
 use crate::device::Device;
@@ -71,7 +71,7 @@ fn host(
         );
     }
     report.describe_host_kv(bytes, is_gpu);
-    Ok((HostStore::new(bytes), HOST_THREADS))
+    Ok((HostStore::new(bytes, WallClock::default()), HOST_THREADS))
 }
 
 fn disk(args: &DiskKvArgs, layout_digest: &[u8; 32], report: &mut Report) -> Result<(Arc<dyn Store>, u16)> {
@@ -109,7 +109,7 @@ fn remote(
         tracing::warn!("--remote-kv: nothing is kept or found until the server answers: {fault}");
     }
     report.describe_remote_kv(objects.name(), &objects.server());
-    let store = RemoteStore::new(objects, *layout_digest, gone)?;
+    let store = RemoteStore::new(objects, *layout_digest, gone, WallClock::default())?;
     Ok((store, args.remote_kv_threads))
 }
 

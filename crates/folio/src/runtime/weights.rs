@@ -11,14 +11,15 @@ use folio_cpu::{CpuBackend, Quantized};
 use folio_cuda::machine::Effort;
 use folio_model::backend::{Backend, DType};
 use folio_model::config::Mixer;
-use folio_model::eagle::Head;
+use folio_model::draft_head::DraftHead;
 use folio_model::hub::Held;
 use folio_model::kv_format::{KvFormats, KvSkip};
 use folio_model::quant::Encoding;
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, PackedAbout, Progress};
 use folio_text::{ChatTemplate, Tokenizer};
 
-use super::{draft, load_template, load_tokenizer, logit_rows, scheduler_config};
+use super::draft::OpenHead;
+use super::{load_template, load_tokenizer, logit_rows, scheduler_config};
 use crate::cli::{EngineArgs, KvDtype, Quantize, Sizes};
 use crate::device::{Device, DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
@@ -72,7 +73,7 @@ impl WeightArgs {
     }
 
     /// `weights` is the KV cache's type unless another is asked for.
-    pub(super) fn options<'a>(&self, weights: DType, taps: Option<&'a Head>) -> LoadOptions<'a> {
+    pub(super) fn options<'a>(&self, weights: DType, taps: Option<&'a dyn DraftHead>) -> LoadOptions<'a> {
         let most = self.kv_dtype.format().unwrap_or(weights.into());
         let kv_formats = KvFormats { most, skipped: weights.into(), skip: self.kv_skip.clone() };
         LoadOptions {
@@ -162,7 +163,7 @@ impl Weights {
         mut backend: Device,
         place: Option<Place>,
         cache: Option<&PackedCache>,
-        taps: Option<&Head>,
+        taps: Option<&dyn DraftHead>,
     ) -> Result<Self> {
         // Said before its weights are read, not after.
         if backend.is_gpu() && checkpoint.config().mixers.iter().any(|mixer| *mixer != Mixer::Attention) {
@@ -208,7 +209,7 @@ impl Weights {
         args: &WeightArgs,
         mut backend: Device,
         packed: Packed,
-        taps: Option<&Head>,
+        taps: Option<&dyn DraftHead>,
     ) -> Result<Self> {
         let Packed { file, about, path } = packed;
         let Some(cpu) = backend.as_cpu() else {
@@ -260,8 +261,8 @@ pub struct Loaded {
     pub(super) held: Vec<Held>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<Arc<ChatTemplate>>,
-    /// `--draft-model`, where that is a head for this model, which gives features out for it.
-    pub(super) head: Option<Head>,
+    /// What drafts, where that is a head for this model, which gives features out for it.
+    pub(super) head: Option<OpenHead>,
 }
 
 impl Loaded {
@@ -275,14 +276,11 @@ impl Loaded {
             LoadFormat::Auto => source.open()?,
             LoadFormat::Dummy(_) => (source.open_without_weights()?, Held::default()),
         };
-        let head = match &args.draft_model {
-            Some(draft) => draft::head(draft, &args.aliases, &checkpoint)?,
-            None => None,
-        };
-        let (head, head_held) = head.unzip();
-        let held: Vec<Held> = [held].into_iter().chain(head_held).collect();
-        args.drafter(head.is_some())?;
-        let taps = head.as_ref();
+        let mut head = OpenHead::open(args, &checkpoint)?;
+        let of_head = head.as_mut().and_then(|head| head.held.take());
+        let held: Vec<Held> = [held].into_iter().chain(of_head).collect();
+        args.drafter(head.as_ref().map(|head| head.drafter))?;
+        let taps = head.as_ref().map(|head| &*head.head);
         let load = WeightArgs::new(args, &sizes);
         let kept = device.as_cpu().is_some() && args.load_format == LoadFormat::Auto;
         let cache = PackedCache::new(&args.packed).filter(|_| kept);
@@ -363,7 +361,7 @@ pub fn pack(
     backend: &mut CpuBackend,
     args: &WeightArgs,
     made_from: &str,
-    taps: Option<&Head>,
+    taps: Option<&dyn DraftHead>,
 ) -> Result<(LoadedModel, PackedAbout)> {
     if let Some(to) = args.quantize {
         backend.quantize_weights(to.packed());
@@ -385,7 +383,7 @@ fn load(
     checkpoint: &Checkpoint,
     backend: &mut dyn Backend,
     args: &WeightArgs,
-    taps: Option<&Head>,
+    taps: Option<&dyn DraftHead>,
 ) -> Result<(LoadedModel, DType)> {
     let bar = Bar::bytes("packing weights");
     let mut progress = |p: Progress<'_>| bar.set(p.done_bytes, p.total_bytes, p.weight);

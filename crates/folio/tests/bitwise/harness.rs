@@ -18,18 +18,18 @@ use folio_engine::plan::{
 };
 use folio_engine::{
     DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros, ModelExecutor,
-    Pooling, Reads, Report, Request, RequestId, RulesRef, Sampler, SamplingParams, Scheduler,
+    Pooling, Reads, Report, Request, RequestId, Rules as _, RulesRef, Sampler, SamplingParams, Scheduler,
     SchedulerConfig, Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Layout, Root, TenantId, TierId, default_policy};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
-use folio_model::eagle::Head;
+use folio_model::draft_head::DraftHead;
 use folio_model::kv_format::{KvFormats, KvSkip};
-use folio_model::testing::eagle;
-use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model};
+use folio_model::testing::heads;
+use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, eagle, mtp};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
-use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier};
+use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier, WallClock};
 
 use folio_model::testing::recast::{Cast, Recast};
 
@@ -112,7 +112,7 @@ impl Recorder {
         fixture: &str,
         setup: Setup,
         blocks: u32,
-        taps: Option<&Head>,
+        taps: Option<&dyn DraftHead>,
     ) -> Self {
         let options = options(setup, taps);
         let (mut backend, mut model, quantized) = match setup.on {
@@ -256,11 +256,15 @@ impl Executor for Recorder {
                     Want::Score { .. } => panic!("these requests want no scores"),
                 });
             }
-            // Rows of drafts count as far as each is what the row before it chooses.
+            // Rows of drafts count as far as each is what the row before it chooses, and no end.
             let known = sequence.tokens.len() - sequence.drafts as usize;
             let sampled = &self.output.samples[first..];
             let chosen = |at: usize| matches!(sampled[at], Sampled::Token { id, .. } if id == sequence.tokens[known + at]);
-            let right = (0..sequence.drafts as usize).take_while(|at| chosen(*at));
+            let ends = |at: usize| match &sequence.samples[at].want {
+                Want::Token(spec) => spec.params.stop_token_ids.contains(&sequence.tokens[known + at]),
+                _ => false,
+            };
+            let right = (0..sequence.drafts as usize).take_while(|at| chosen(*at) && !ends(*at));
             let confirmed = known + right.count();
             for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
                 let position = sequence.first_position + i as u32;
@@ -316,29 +320,84 @@ impl Driver for Device<'_> {
     }
 }
 
-/// Says before each step what each answer goes on with: of `most` drafts, none to all are right, in turn.
+/// Says before each step what each answer goes on with, from the last token that was told.
 #[derive(Clone)]
 pub struct Drafter {
-    pub most: usize,
-    /// What each arrival says.
+    pub script: Script,
+    /// What each arrival says, and would say behind its end.
     pub answers: Vec<Vec<u32>>,
 }
 
+/// What a [`Drafter`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Script {
+    /// Of so many drafts none to all are right, in turn.
+    Mixed(usize),
+    /// So many, all right.
+    Right(usize),
+    /// All wrong.
+    Wrong,
+    /// Right for so many tokens, then wrong.
+    RightFor(usize),
+    /// One right, then what is no token, then right ones.
+    OutOfVocabulary,
+    /// One that the arrival's rules forbid, or else its stop token, then right ones.
+    Forbidden,
+    /// Two right, then the arrival's stop token, then more.
+    EndsInStop,
+    /// Right ones and behind them more than the context has room for.
+    LongerThanContext,
+}
+
+/// Each case that has a name.
+pub const SCRIPTS: [Script; 9] = [
+    Script::Mixed(3),
+    Script::Right(5),
+    Script::Wrong,
+    Script::RightFor(1),
+    Script::RightFor(4),
+    Script::OutOfVocabulary,
+    Script::Forbidden,
+    Script::EndsInStop,
+    Script::LongerThanContext,
+];
+
 impl Drafter {
-    fn propose(&self, step: u64, vocab: u32, run: &Run, scheduler: &mut Scheduler) {
+    fn propose(&self, step: u64, vocab: u32, run: &Run, arrivals: &[Arrival], scheduler: &mut Scheduler) {
         for (id, (answer, said)) in self.answers.iter().zip(&run.tokens).enumerate() {
-            // None of them, a third, two thirds, all.
-            let right = ((step + step / 4) as usize + id) % 4 * self.most / 3;
-            let wrong = |at: usize| u32::from(at >= right);
-            let rest = answer.iter().skip(said.len()).take(self.most).enumerate();
-            let drafts: Vec<u32> = rest.map(|(at, token)| (token + wrong(at)) % vocab).collect();
+            let rest = answer.get(said.len()..).unwrap_or_default();
+            let drafts = self.drafts(step as usize + id, vocab, &arrivals[id], said, rest);
             scheduler.propose(RequestId(id as u64), 0, &drafts);
+        }
+    }
+
+    /// What `rest` makes of an answer that so far is `said`.
+    fn drafts(&self, turn: usize, vocab: u32, arrival: &Arrival, said: &[u32], rest: &[u32]) -> Vec<u32> {
+        // The first `right` are.
+        let of = |right: usize, most: usize| -> Vec<u32> {
+            let wrong = |at: usize| u32::from(at >= right);
+            rest.iter().take(most).enumerate().map(|(at, token)| (token + wrong(at)) % vocab).collect()
+        };
+        let stop = arrival.stop.unwrap_or(0);
+        let right = |most| of(most, most);
+        match self.script {
+            Script::Mixed(most) => of((turn + turn / 4) % 4 * most / 3, most),
+            Script::Right(most) => right(most),
+            Script::Wrong => of(0, 4),
+            Script::RightFor(tokens) => of(tokens, tokens + 3),
+            Script::OutOfVocabulary => {
+                let outside = [vocab, PLACEHOLDER, u32::MAX][turn % 3];
+                [&right(1)[..], &[outside], &rest[rest.len().min(2)..]].concat()
+            }
+            Script::Forbidden => [&[arrival.forbidden(said, vocab).unwrap_or(stop)], &right(3)[..]].concat(),
+            Script::EndsInStop => [&right(2)[..], &[stop], &right(3)].concat(),
+            Script::LongerThanContext => [&right(usize::MAX)[..], &[1; 4 * MAX_LEN as usize]].concat(),
         }
     }
 }
 
 /// What backends are prepared for.
-fn options(setup: Setup, taps: Option<&Head>) -> LoadOptions<'_> {
+fn options(setup: Setup, taps: Option<&dyn DraftHead>) -> LoadOptions<'_> {
     LoadOptions {
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
@@ -378,16 +437,29 @@ pub struct Arrival {
     pub rules: Option<u64>,
     /// A vector is wanted instead of tokens.
     pub pooling: Option<Pooling>,
+    /// How its tokens are drawn, where that is not the most probable each time.
+    pub sampling: Option<SamplingParams>,
+    /// A token that ends it.
+    pub stop: Option<u32>,
 }
 
 impl Arrival {
     pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
-        Self { step: 0, prompt, max_tokens, brief: false, rules: None, pooling: None }
+        let (step, brief, rules, pooling) = (0, false, None, None);
+        Self { step, prompt, max_tokens, brief, rules, pooling, sampling: None, stop: None }
     }
 
     /// What becomes of the rows of a prompt.
     pub fn pooled(prompt: Vec<u32>, pooling: Pooling) -> Self {
         Self { pooling: Some(pooling), ..Self::new(prompt, 0) }
+    }
+
+    /// A token that its rules, if it has any, forbid behind an answer.
+    fn forbidden(&self, said: &[u32], vocab: u32) -> Option<u32> {
+        let rules = HashRules { seed: self.rules?, ends: false, late: None };
+        let mut logits = vec![0.0; vocab as usize];
+        rules.guide(said).restrict(&[], &mut logits).expect("rules that never end");
+        logits.iter().position(|logit| *logit < 0.0).map(|token| token as u32)
     }
 
     /// Could be long and is not: what admission learns from.
@@ -396,11 +468,16 @@ impl Arrival {
     }
 }
 
+/// Of a token: the bits of its log probability, its rank, and ids and bits of the alternatives.
+pub type LogprobBits = (u32, u32, Vec<(u32, u32)>);
+
 /// What a run gave.
 #[derive(Debug, Default)]
 pub struct Run {
     /// Generated tokens of each arrival, in order.
     pub tokens: Vec<Vec<u32>>,
+    /// What is reported of each beside its id, where that is wanted.
+    pub logprobs: Vec<Vec<LogprobBits>>,
     /// The bits of its vector, where one was wanted.
     pub vectors: Vec<Vec<u32>>,
     /// Prompt tokens of each that were found in the cache.
@@ -451,13 +528,28 @@ impl World {
         Self::of(Recorder::load(fixture, setup, blocks), blocks)
     }
 
-    /// The model of a head (`testing::eagle`), which proposes drafts for those that want a model's; its KV has `of_head` blocks.
+    /// The model of an EAGLE-3 head (`testing::heads`), which proposes drafts for those that want a model's; its KV has `of_head` blocks.
     pub fn with_head(name: &str, setup: Setup, blocks: u32, of_head: u32) -> Self {
-        let fixture = eagle::target(name);
-        let checkpoint = longer(&fixture);
-        let head = Head::open(&eagle::head(name), &checkpoint).expect("a head");
-        let mut world =
-            Self::of(Recorder::load_tapped(&checkpoint, &fixture, setup, blocks, Some(&head)), blocks);
+        let checkpoint = longer(&heads::target(name));
+        let head = eagle::Head::open(&heads::head(name), &checkpoint).expect("a head");
+        Self::drafted_by(&head, &checkpoint, name, setup, [blocks, of_head])
+    }
+
+    /// A model with an MTP head (`testing::heads`), likewise.
+    pub fn with_mtp(name: &str, setup: Setup, blocks: u32, of_head: u32) -> Self {
+        let checkpoint = longer_of(&heads::with_mtp(name));
+        let head = mtp::Head::open(&checkpoint).expect("a sound head").expect("a head");
+        Self::drafted_by(&head, &checkpoint, name, setup, [blocks, of_head])
+    }
+
+    fn drafted_by(
+        head: &dyn DraftHead,
+        checkpoint: &Checkpoint,
+        name: &str,
+        setup: Setup,
+        [blocks, of_head]: [u32; 2],
+    ) -> Self {
+        let mut world = Self::of(Recorder::load_tapped(checkpoint, name, setup, blocks, Some(head)), blocks);
         let mut backend: Box<dyn Backend> = match setup.on {
             On::Cpu => {
                 let options = CpuOptions { threads: Some(setup.threads), isa: setup.isa };
@@ -467,7 +559,7 @@ impl World {
                 Box::new(CudaBackend::new(folio_emulator::device(order)).expect("a backend"))
             }
         };
-        let loaded = head.load(&checkpoint, &mut *backend, &options(setup, None)).expect("a head loads");
+        let loaded = head.load(checkpoint, &mut *backend, &options(setup, None)).expect("a head loads");
         backend.allocate_cache(&loaded.kv_layout, &[of_head as usize]).expect("a cache");
         let drafter = ModelExecutor::new(backend, loaded.vocab, MAX_ROWS, MAX_ROWS);
         let drafter = match loaded.token_ids {
@@ -552,7 +644,7 @@ impl World {
         let memory = self.recorder.backend.block_memory().expect("memory that can be read");
         let bytes: usize = (0..self.cache.groups()).map(|group| memory.block_bytes(group)).sum();
         self.tiers.clear();
-        self.keep_in(HostStore::new(u64::from(blocks) * bytes as u64));
+        self.keep_in(HostStore::new(u64::from(blocks) * bytes as u64, WallClock::default()));
     }
 
     /// From now on KV of what ends is kept in `dir`, at most `bytes` of it, and loaded where it is missed.
@@ -574,7 +666,7 @@ impl World {
         let tier = StoreTier::new(store, memory, groups, 2).expect("threads");
         let told = Mutex::new(self.reports.0.clone());
         let report = move |report| told.lock().expect("no panic").send(report).expect("somebody listens");
-        tier.start(Box::new(report), Arc::new(SystemClock::new()));
+        tier.start(Box::new(report), Arc::new(SystemClock::new()), None);
         self.tiers.push(Arc::new(tier));
     }
 
@@ -615,13 +707,14 @@ impl World {
         let scheduler = Scheduler::new(config.clone()).expect("a valid configuration");
         let mut scheduler = scheduler.with_overlap(self.depth, self.lag);
         let mut drafters = Drafters::default();
-        let preempted_in = self.tiers.iter().position(|tier| tier.keeps_preempted());
+        let preempted_in = self.tiers.iter().position(|tier| tier.swaps());
         scheduler = scheduler
             .with_tiers(self.tiers.iter().map(|tier| tier.chunk_blocks()))
-            .keeping_preempted_in(preempted_in.map(|at| TierId(at as u8)));
+            .swapping_to(preempted_in.map(|at| TierId(at as u8)));
         let mut run =
             Run { tokens: vec![vec![]; arrivals.len()], cached: vec![0; arrivals.len()], ..Run::default() };
         run.vectors = run.tokens.clone();
+        run.logprobs = vec![vec![]; arrivals.len()];
         let vocab = self.recorder.vocab();
         let requests: Vec<Request> =
             arrivals.iter().enumerate().map(|(id, arrival)| self.request(id, arrival)).collect();
@@ -632,7 +725,7 @@ impl World {
             }
             None => Box::new(pipeline),
         };
-        scheduler = scheduler.with_drafter(executor.drafter());
+        scheduler = scheduler.with_drafter(executor.drafter()).with_vocab(vocab);
         let (ordered, loaded_from) = (0, Vec::new());
         let mut device = Device { executor, now: 0, tiers: &self.tiers, ordered, loaded_from };
         let mut finished = 0;
@@ -652,7 +745,7 @@ impl World {
             scheduler.admit(due, [], Micros(device.now));
             drafters.propose(&mut scheduler);
             if let Some(drafter) = &self.drafter {
-                drafter.propose(run.steps, vocab, &run, &mut scheduler);
+                drafter.propose(run.steps, vocab, &run, arrivals, &mut scheduler);
             }
             let events = turn(&mut scheduler, &mut self.cache, &mut device);
             drafters.follow(events);
@@ -660,7 +753,13 @@ impl World {
                 let id = id.0 as usize;
                 match event {
                     Event::Prompt { cached_tokens, .. } => run.cached[id] = cached_tokens,
-                    Event::Token { token, .. } => run.tokens[id].push(token.id),
+                    Event::Token { token, .. } => {
+                        run.tokens[id].push(token.id);
+                        run.logprobs[id].extend(token.logprobs.map(|own| {
+                            let top = own.top.iter().map(|(token, logprob)| (*token, logprob.to_bits()));
+                            (own.logprob.to_bits(), own.rank, top.collect())
+                        }));
+                    }
                     Event::Pooled { vector } => {
                         run.vectors[id] = vector.iter().map(|value| value.to_bits()).collect();
                     }
@@ -689,7 +788,7 @@ impl World {
         run.loaded_from = std::mem::take(&mut device.loaded_from);
         drop(device);
         run.rows = self.recorder.take();
-        run.kept = scheduler.counters().preemptions_kept;
+        run.kept = scheduler.counters().preemptions_swapped;
         let counters = scheduler.counters();
         (run.recomputed, run.ahead, run.orphans) =
             (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);
@@ -700,7 +799,11 @@ impl World {
     }
 
     fn request(&self, id: usize, arrival: &Arrival) -> Request {
-        let mut sampling = SamplingParams::greedy(arrival.max_tokens);
+        let greedy = SamplingParams::greedy(arrival.max_tokens);
+        let mut sampling = arrival.sampling.clone().unwrap_or(greedy);
+        if let Some(stop) = arrival.stop {
+            sampling.stop_token_ids = Arc::new([stop]);
+        }
         let late = || Late { clock: self.late.clone(), longest_us: 6000, never_one_in: 0 };
         let late = self.late.is_some().then(late);
         let rules = |seed| HashRules { seed, ends: false, late: late.clone() };
@@ -722,18 +825,21 @@ pub struct Oracle {
     /// Per request: token and logits hash of every position but the last.
     rows: Vec<Vec<Row>>,
     tokens: Vec<Vec<u32>>,
+    logprobs: Vec<Vec<LogprobBits>>,
     vectors: Vec<Vec<u32>>,
 }
 
 impl Oracle {
     pub fn new(world: &mut World, arrivals: &[Arrival]) -> Self {
-        let mut oracle = Self { rows: Vec::new(), tokens: Vec::new(), vectors: Vec::new() };
+        let (rows, tokens, logprobs, vectors) = Default::default();
+        let mut oracle = Self { rows, tokens, logprobs, vectors };
         for arrival in arrivals {
             world.forget();
             let alone = Arrival { step: 0, ..arrival.clone() };
             let mut run = world.run(&whole(), &[alone]);
             assert_eq!(run.cached, [0], "the oracle runs cold");
             oracle.tokens.push(run.tokens.remove(0));
+            oracle.logprobs.push(run.logprobs.remove(0));
             oracle.vectors.push(run.vectors.remove(0));
             let wanted = arrival.pooling.is_some();
             assert_eq!(oracle.vectors.last().is_some_and(|vector| !vector.is_empty()), wanted);
@@ -745,10 +851,11 @@ impl Oracle {
 
     /// The oracle of the first `count` requests.
     pub fn first(&self, count: usize) -> Self {
-        let Self { rows, tokens, vectors } = self;
+        let Self { rows, tokens, logprobs, vectors } = self;
         Self {
             rows: rows[..count].to_vec(),
             tokens: tokens[..count].to_vec(),
+            logprobs: logprobs[..count].to_vec(),
             vectors: vectors[..count].to_vec(),
         }
     }
@@ -768,13 +875,14 @@ impl Oracle {
     }
 
     /// Who knows what they will say.
-    pub fn drafter(&self, most: usize) -> Drafter {
-        Drafter { most, answers: self.tokens.clone() }
+    pub fn drafter(&self, script: Script) -> Drafter {
+        Drafter { script, answers: self.tokens.clone() }
     }
 
     /// Every request got its tokens, and every row that was computed has the bits it has alone.
     pub fn check(&self, run: &Run, what: &str) {
         assert_eq!(run.tokens, self.tokens, "{what}: other tokens");
+        assert_eq!(run.logprobs, self.logprobs, "{what}: other log probabilities");
         assert_eq!(run.vectors, self.vectors, "{what}: other vectors");
         // Rows behind an answer's end: of steps that were under way when it ended.
         let mut orphans = 0;
@@ -880,13 +988,16 @@ fn hash(logits: &[f32]) -> u64 {
 /// The fixture with room for [`MAX_LEN`] positions: parity needs few, attention chunks need more. Its windows stay as they are.
 fn longer(fixture: &str) -> Checkpoint {
     let quantized = folio_model::testing::QUANTIZED.contains(&fixture);
-    let folder = if quantized {
-        folio_model::testing::quantized(fixture)
-    } else {
-        folio_model::testing::fixture(fixture)
-    };
+    longer_of(&match quantized {
+        true => folio_model::testing::quantized(fixture),
+        false => folio_model::testing::fixture(fixture),
+    })
+}
+
+fn longer_of(folder: &Path) -> Checkpoint {
+    let what = folder.display();
     let read = |name: &str| {
-        std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{fixture}/{name}: {error}"))
+        std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{what}/{name}: {error}"))
     };
     let mut config: serde_json::Value =
         serde_json::from_slice(&read("config.json")).expect("a fixture's config.json");
@@ -897,7 +1008,7 @@ fn longer(fixture: &str) -> Checkpoint {
     decoder["max_position_embeddings"] = MAX_LEN.into();
     let config = serde_json::to_vec(&config).expect("it was JSON");
     let mut files = vec![("config.json".to_owned(), config)];
-    for entry in std::fs::read_dir(&folder).expect("a fixture's folder").flatten() {
+    for entry in std::fs::read_dir(folder).expect("a fixture's folder").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("model") {
             files.push((name.clone(), read(&name)));
@@ -906,5 +1017,5 @@ fn longer(fixture: &str) -> Checkpoint {
     // Leaked: a checkpoint in memory is part of the program, and a test program is short-lived.
     let files: Vec<(&'static str, &'static [u8])> =
         files.into_iter().map(|(name, bytes)| (&*name.leak(), &*Vec::leak(bytes))).collect();
-    Checkpoint::from_bytes(Vec::leak(files)).unwrap_or_else(|error| panic!("{fixture}: {error}"))
+    Checkpoint::from_bytes(Vec::leak(files)).unwrap_or_else(|error| panic!("{what}: {error}"))
 }

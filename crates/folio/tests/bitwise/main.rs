@@ -4,6 +4,7 @@
 //! computed row's logits are compared, bit for bit, with the same request run alone, cold and in one chunk.
 
 mod device;
+mod drafts;
 mod exhaustion;
 mod harness;
 mod kept;

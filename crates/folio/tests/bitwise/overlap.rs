@@ -6,9 +6,9 @@ use folio_cpu::Quantize;
 use folio_engine::{Drafter, SchedulerConfig};
 use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
-use folio_model::testing::eagle::{HEADS, target};
+use folio_model::testing::heads::{HEADS, WITH_MTP, target};
 
-use crate::harness::{Arrival, Oracle, Setup, World, batched, prompt};
+use crate::harness::{Arrival, Oracle, Script, Setup, World, batched, prompt};
 use crate::{blocks_for, mixed};
 
 /// (depth, lag)
@@ -47,7 +47,7 @@ fn overlapped(fixture: &str, setup: Setup, late: bool, seen: &mut Seen) {
         for most in [0, 3, 20] {
             let what = format!("{fixture}, {setup:?}, late {late}, depth {depth}, lag {lag}, {most} drafts");
             world.forget();
-            world.overlap(depth, lag, (most > 0).then(|| oracle.drafter(most)));
+            world.overlap(depth, lag, (most > 0).then(|| oracle.drafter(Script::Mixed(most))));
             let disturbed = 5 + at + most as u64;
             let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
                 if now == disturbed {
@@ -205,12 +205,14 @@ fn with_drafts_of_a_model() {
     assert!(right > 500 && drafts > right + 100 && preemptions > 10, "{drafts} {right} {preemptions}");
 }
 
-/// Heads that propose drafts from what the model computes, in each form, which were never trained and are hardly ever right: with rules and late masks,
+/// EAGLE-3 and MTP heads that propose drafts from what the model computes, in each form, which were never trained and are hardly ever right: with rules and late masks,
 /// chunks, hits and preemption, steps under way, 1 and 2 threads, and room for some of their KV or for all.
 #[test]
 fn with_drafts_of_a_head() {
+    let eagle = HEADS.iter().map(|head| (*head, Drafter::Eagle3, target(head)));
+    let mtp = WITH_MTP.iter().map(|head| (*head, Drafter::Mtp, "qwen3".to_owned()));
     let (mut drafts, mut preemptions, mut cached) = (0, 0, 0);
-    for head in HEADS {
+    for (head, drafter, fixture) in eagle.chain(mtp) {
         let mut arrivals = mixed(8, 97);
         (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
             arrival.max_tokens += 20;
@@ -219,16 +221,20 @@ fn with_drafts_of_a_head() {
         arrivals.push(Arrival { step: 9, ..arrivals[1].clone() });
         let blocks = blocks_for(&arrivals);
         // What is tapped changes no bit of the model.
-        let oracle = Oracle::new(&mut World::new(&target(head), Setup::PLAIN, blocks), &arrivals);
+        let oracle = Oracle::new(&mut World::new(&fixture, Setup::PLAIN, blocks), &arrivals);
         for (rows, depth, lag, late, threads, of_head) in [
             (48, 1, 1, false, 2, blocks),
             (48, 2, 1, false, 1, blocks),
             (17, 2, 1, true, 2, blocks / 3),
             (512, 2, 3, false, 2, blocks),
         ] {
-            let mut world = World::with_head(head, Setup { threads, ..Setup::PLAIN }, blocks, of_head);
+            let setup = Setup { threads, ..Setup::PLAIN };
+            let mut world = match drafter {
+                Drafter::Mtp => World::with_mtp(head, setup, blocks, of_head),
+                _ => World::with_head(head, setup, blocks, of_head),
+            };
             world.overlap(depth, lag, None);
-            world.speculate(oracle.speculation(&arrivals, Drafter::Eagle3, usize::MAX));
+            world.speculate(oracle.speculation(&arrivals, drafter, usize::MAX));
             if late {
                 world.late_masks();
             }

@@ -36,12 +36,18 @@ const fn plain(name: &'static str, model_type: &'static str) -> Architecture {
     Architecture { name, model_type, interleaved: false, ..LLAMA }
 }
 
+/// Of two rows of one name the second is meant where there are experts.
 pub const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
+    Architecture { model_type: "mixtral", ..LLAMA },
     plain("qwen2", "qwen2"),
     plain("qwen3", "qwen3"),
     plain("qwen3moe", "qwen3_moe"),
     Architecture { name: "smollm3", model_type: "smollm3", ..LLAMA },
+    Architecture { name: "granite", model_type: "granite", ..LLAMA },
+    Architecture { name: "ernie4_5", model_type: "ernie4_5", ..LLAMA },
+    plain("seed_oss", "seed_oss"),
+    Architecture { window_needs_key: true, ..plain("exaone4", "exaone4") },
     plain("phi3", "phi3"),
     Architecture { wide_queries: Some(46), ..plain("gemma2", "gemma2") },
     Architecture { wide_queries: Some(62), window_needs_key: true, ..plain("gemma3", "gemma3_text") },
@@ -55,7 +61,9 @@ pub(crate) fn knows(architecture: &str) -> bool {
 
 /// `llama, qwen2, ...`
 pub fn names() -> String {
-    ARCHITECTURES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ")
+    let mut names: Vec<_> = ARCHITECTURES.iter().map(|known| known.name).collect();
+    names.dedup();
+    names.join(", ")
 }
 
 impl Architecture {
@@ -89,6 +97,20 @@ impl Reader<'_> {
                     map.insert(field.into(), if cap == 0.0 { Json::Null } else { json!(cap) });
                 }
             }
+        }
+        if family.multipliers {
+            for (field, suffix) in [
+                ("embedding_multiplier", "embedding_scale"),
+                ("residual_multiplier", "residual_scale"),
+                ("attention_multiplier", "attention.scale"),
+                ("logits_scaling", "logit_scale"),
+            ] {
+                if let Some(number) = self.number(suffix)?.filter(|number| *number != 0.0) {
+                    map.insert(field.into(), json!(number));
+                }
+            }
+            let head_dim = map["head_dim"].as_f64().unwrap_or(1.0);
+            map.entry("attention_multiplier").or_insert(json!(head_dim.powf(-0.5)));
         }
         if family.query_scalar.is_some() {
             let size = |field: &str| map[field].as_u64().unwrap_or(0);

@@ -14,19 +14,15 @@ use super::{Metadata, TensorInfo, Value};
 use crate::backend::DType;
 use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
-use crate::config::Config;
+use crate::config::{Config, rotated_layers};
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, ExpertTensors, Fusion, Window};
+use crate::family::{Bias, ExpertTensors, Fusion, Norms, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
 /// Keys (after the architecture's name) that mean another decoder unless they have one of these values.
 const NEUTRAL: &[(&str, &[f64])] = &[
     ("nextn_predict_layers", &[0.0]),
-    ("logit_scale", &[0.0, 1.0]),
-    ("residual_scale", &[0.0, 1.0]),
-    ("embedding_scale", &[0.0, 1.0]),
-    ("attention.scale", &[0.0]),
     ("attention.clamp_kqv", &[0.0]),
     ("attention.max_alibi_bias", &[0.0]),
     ("attention.temperature_scale", &[0.0]),
@@ -43,6 +39,13 @@ const NEUTRAL: &[(&str, &[f64])] = &[
 const NEUTRAL_DENSE: &[(&str, &[f64])] = &[("expert_count", &[0.0]), ("expert_used_count", &[0.0])];
 const NEUTRAL_UNCAPPED: &[(&str, &[f64])] =
     &[("attn_logit_softcapping", &[0.0]), ("final_logit_softcapping", &[0.0])];
+/// The same, where the family has no multipliers.
+const NEUTRAL_UNSCALED: &[(&str, &[f64])] = &[
+    ("logit_scale", &[0.0, 1.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("embedding_scale", &[0.0, 1.0]),
+    ("attention.scale", &[0.0]),
+];
 
 /// What the metadata says.
 pub struct Described {
@@ -61,7 +64,10 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
     let Some(name) = metadata.text("general.architecture")? else {
         return Err(metadata.problem("general.architecture", "is missing: it names the model family"));
     };
-    let Some(architecture) = ARCHITECTURES.iter().find(|architecture| architecture.name == name) else {
+    let experts = metadata.integer(&format!("{name}.expert_count"))?.is_some_and(|count| count > 0);
+    let mut rows = ARCHITECTURES.iter().filter(|architecture| architecture.name == name);
+    let first = rows.next();
+    let Some(architecture) = rows.next().filter(|_| experts).or(first) else {
         return Err(ModelError::Family {
             file: metadata.file().to_owned(),
             family: name.chars().take(60).collect(),
@@ -80,7 +86,7 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
         interleaved: architecture.interleaved,
         heads: config.heads,
         kv_heads: config.kv_heads,
-        post_norms: config.family.post_norms,
+        post_norms: config.family.norms == Norms::Around,
         router: config.family.mixture.map(|mixture| mixture.router),
     };
     if names.interleaved && config.rope.rotary_dim != config.head_dim {
@@ -147,7 +153,8 @@ impl Reader<'_> {
         let family = self.architecture.family();
         let experts = if family.mixture.is_some() { NEUTRAL_EXPERTS } else { NEUTRAL_DENSE };
         let caps = if family.softcaps.is_some() { &[] } else { NEUTRAL_UNCAPPED };
-        for (suffix, neutral) in NEUTRAL.iter().chain(experts).chain(caps) {
+        let scales = if family.multipliers { &[] } else { NEUTRAL_UNSCALED };
+        for (suffix, neutral) in NEUTRAL.iter().chain(experts).chain(caps).chain(scales) {
             if let Some(found) = self.number(suffix)?.filter(|found| !neutral.contains(found)) {
                 let what = format!("`{}` = {found}", self.key(suffix));
                 return Err(self.unsupported(what, "decoders without it"));
@@ -214,6 +221,10 @@ impl Reader<'_> {
             ("rope_scaling.factor", "rope.scaling.factor"),
             ("rope_local_base_freq", "rope.freq_base_swa"),
             ("sliding_window", "attention.sliding_window"),
+            ("embedding_multiplier", "embedding_scale"),
+            ("residual_multiplier", "residual_scale"),
+            ("attention_multiplier", "attention.scale"),
+            ("logits_scaling", "logit_scale"),
             ("attn_logit_softcapping", "attn_logit_softcapping"),
             ("final_logit_softcapping", "final_logit_softcapping"),
             ("num_local_experts", "expert_count"),
@@ -311,6 +322,8 @@ impl Reader<'_> {
             let window = usize::try_from(window).unwrap_or(usize::MAX);
             let sliding = self.sliding_layers(config)?;
             config.windows = sliding.into_iter().map(|sliding| sliding.then_some(window)).collect();
+            let listed = std::mem::take(&mut config.rotated);
+            config.rotated = rotated_layers(&config.family, listed, &config.windows);
         }
         // What is added to one is stored with the one, and experts are stacked.
         config.norm_offset = 0.0;

@@ -5,7 +5,7 @@
 //! prompt agree. The prompt is tokenized once. Invariant: places never go back.
 
 use folio_api::ApiError;
-use folio_api::anthropic::breakpoints::{After, Breakpoints, Mark, Placed};
+use folio_api::anthropic::breakpoints::{After, BreakpointPosition, Breakpoints, Mark};
 use folio_api::conversation::Conversation;
 use folio_engine::request::RetentionRange;
 use folio_kv::{DEFAULT_PRIORITY, TenantId};
@@ -24,7 +24,7 @@ const PRIORITY: u8 = DEFAULT_PRIORITY + 10;
 const HEADER_BYTES: usize = 256;
 
 /// What places are found in.
-pub struct Placing<'a> {
+pub struct BreakpointContext<'a> {
     pub inputs: &'a InputProcessor,
     pub tenant: TenantId,
     /// As it went into the template.
@@ -35,10 +35,10 @@ pub struct Placing<'a> {
     pub tokens: &'a [u32],
 }
 
-impl Placing<'_> {
+impl BreakpointContext<'_> {
     /// The furthest place of each lifetime: those before it would say the same of the same tokens. Nothing is further than the conversation's
     /// end. Where a template cannot render a conversation cut short, that place is where the one before is.
-    pub fn find(&self, breakpoints: &Breakpoints) -> Vec<Placed> {
+    pub fn find(&self, breakpoints: &Breakpoints) -> Vec<BreakpointPosition> {
         let _span = step!("breakpoints");
         let mut reached = 0;
         let lifetimes = breakpoints.list.chunk_by(|one, next| one.ttl == next.ttl);
@@ -46,7 +46,7 @@ impl Placing<'_> {
             let last = marks.last().filter(|mark| matches!(mark.after, After::End));
             let counted = last.map_or(marks, std::slice::from_ref);
             reached = counted.iter().map(|mark| self.tokens_before(&mark.after)).fold(reached, u32::max);
-            Placed { tokens: reached, ttl: marks[0].ttl }
+            BreakpointPosition { tokens: reached, ttl: marks[0].ttl }
         };
         lifetimes.map(place).collect()
     }
@@ -131,9 +131,9 @@ fn another_user(source: &Conversation) -> Value {
 }
 
 /// What is up to a breakpoint goes after everything nobody asked to keep, until it was not used for so long; then it goes first.
-pub fn ranges(breakpoints: &[Placed]) -> Vec<RetentionRange> {
+pub fn ranges(breakpoints: &[BreakpointPosition]) -> Vec<RetentionRange> {
     let mut from = 0;
-    let range = |breakpoint: &Placed| {
+    let range = |breakpoint: &BreakpointPosition| {
         let tokens = std::mem::replace(&mut from, breakpoint.tokens)..breakpoint.tokens;
         let ttl_us = Some(breakpoint.ttl.seconds() * 1_000_000);
         RetentionRange { tokens, priority: PRIORITY, ttl_us, pin: false }

@@ -40,7 +40,7 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     let source = breakpoints.inside(&request.conversation.messages).then(|| request.conversation.clone());
     let rendered = prompt(inputs, &mut request.conversation, request.include_reasoning)?;
     let tokens = encode_prompt(inputs, Some(arrival.tenant.id), &rendered.prompt, false, false, "messages")?;
-    let placing = cache::Placing {
+    let placing = cache::BreakpointContext {
         inputs,
         tenant: arrival.tenant.id,
         conversation: &request.conversation,

@@ -32,7 +32,7 @@ use crate::http::{fresh_id, read_body};
 use crate::load::Load;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
-use crate::tenancy::unread::Held;
+use crate::tenancy::unread::HeldBytes;
 use folio_api::fields::{Fields, within};
 use folio_api::labels;
 use folio_api::refused;
@@ -288,7 +288,7 @@ async fn send(
     (load, tenant): (Arc<Load>, TenantId),
     mut reader: Box<dyn BufRead + Send>,
     to: mpsc::Sender<std::io::Result<Bytes>>,
-    _held: Held,
+    _held: HeldBytes,
 ) {
     while let Ok(place) = to.reserve().await {
         let read = move || {

@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
 use crate::arrival::{Arrival, Flight};
-use crate::batch::lines::{self, Endpoint, InputLine, LineError, Place};
+use crate::batch::lines::{self, Endpoint, InputLine, LineError, LineSpan};
 use crate::batch::records::{Batch, Content, Counts, Record, Status};
 use crate::batch::results::Results;
 use crate::batch::store::Store;
@@ -36,7 +36,7 @@ use crate::generation::screening::prepared;
 use crate::http::fresh_id;
 use crate::load::{Counted, Load};
 use crate::response_store::ResponseStore;
-use crate::tenancy::gate::Brings;
+use crate::tenancy::gate::Payload;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::threads::fair_queue::Turn;
@@ -67,18 +67,18 @@ enum End {
 }
 
 /// What became of a line.
-struct Ran {
+struct LineResult {
     place: usize,
     custom_id: String,
     request_id: String,
     /// `None`: nothing, the server is ending.
     result: Option<Result<String, ApiError>>,
     /// Given back when the result is written down: the next line's turn, and what a drain waits for.
-    _held: Option<Held>,
+    _held: Option<LineTurn>,
 }
 
 /// A line's turn, while it has one.
-struct Held {
+struct LineTurn {
     _turn: Turn<Arc<str>>,
     _counted: Counted,
     _running: Running,
@@ -223,7 +223,7 @@ async fn all(
     let turns = batches.store.limits.in_flight.max(1);
     let left = Duration::from_secs(batch.record().expires_at.saturating_sub(unix_s()));
     let mut expiry = std::pin::pin!(tokio::time::sleep(left));
-    let mut running: JoinSet<Ran> = JoinSet::new();
+    let mut running: JoinSet<LineResult> = JoinSet::new();
     let mut next = 0;
     let mut unfinished: HashSet<usize> = open.iter().copied().collect();
     let end = loop {
@@ -295,9 +295,9 @@ async fn record(
     batch: &Arc<Batch>,
     results: &Arc<Mutex<Results>>,
     unfinished: &mut HashSet<usize>,
-    ran: Result<Ran, tokio::task::JoinError>,
+    ran: Result<LineResult, tokio::task::JoinError>,
 ) -> Result<(), Vec<LineError>> {
-    let Ran { place, custom_id, request_id, result, _held } = match ran {
+    let LineResult { place, custom_id, request_id, result, _held } = match ran {
         Ok(ran) => ran,
         // It panicked, and which one it was is not known: its line gets its result at the end.
         Err(_) => return Ok(()),
@@ -381,7 +381,7 @@ struct Job {
     owner: Arc<str>,
     endpoint: Endpoint,
     content: Content,
-    places: Vec<Place>,
+    places: Vec<LineSpan>,
 }
 
 impl Job {
@@ -396,10 +396,10 @@ impl Job {
     }
 
     /// A turn for a line, or nothing where the server ends.
-    async fn turn(&self) -> Option<Held> {
+    async fn turn(&self) -> Option<LineTurn> {
         let Runner { generator, batches, .. } = &*self.runner;
         let turn = batches.turns.turn(&self.owner, 1).await.ok()?;
-        let held = Held {
+        let held = LineTurn {
             _turn: turn,
             _counted: generator.load.in_flight.enter(),
             _running: Running::one(generator.observability.metrics.batch_running.clone()),
@@ -408,7 +408,7 @@ impl Job {
     }
 
     /// Gives a line's turn back for so long, and has the next; others have theirs meanwhile. False: the server ends.
-    async fn again(&self, held: &mut Option<Held>, pause: Duration) -> bool {
+    async fn again(&self, held: &mut Option<LineTurn>, pause: Duration) -> bool {
         let Runner { generator, batches, .. } = &*self.runner;
         *held = None;
         let stopping = batches.stopping.notified();
@@ -424,10 +424,10 @@ impl Job {
     }
 
     /// One line, when it is its turn; again, and in another turn, as often as it is told to come again.
-    async fn run(self: Arc<Self>, place: usize) -> Ran {
+    async fn run(self: Arc<Self>, place: usize) -> LineResult {
         let Runner { generator, .. } = &*self.runner;
         let request_id = fresh_id();
-        let mut ran = Ran { place, custom_id: String::new(), request_id, result: None, _held: None };
+        let mut ran = LineResult { place, custom_id: String::new(), request_id, result: None, _held: None };
         let mut held = self.turn().await;
         while held.is_some() {
             let job = self.clone();
@@ -460,7 +460,7 @@ impl Job {
         &self,
         request_id: &str,
         body: &RawValue,
-        held: &mut Option<Held>,
+        held: &mut Option<LineTurn>,
     ) -> Result<String, ApiError> {
         let Runner { generator, responses: store, .. } = &*self.runner;
         let over =
@@ -468,7 +468,7 @@ impl Job {
         let tenant = &self.holder().await.ok_or_else(over)?;
         let scope = Scope::of(self.endpoint.path());
         tenant.check_scope(scope)?;
-        let entry = tenant.gate.enter(Brings::Prompts, Instant::now())?;
+        let entry = tenant.gate.enter(Payload::Prompts, Instant::now())?;
         let behind = |generation: &mut Generation| {
             generation.behind = CLASS;
             generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
@@ -501,7 +501,7 @@ impl Job {
 /// A line that is under way: a part of it that is told to come again gives its turn back, as the whole does.
 struct Line<'a> {
     job: &'a Job,
-    held: &'a mut Option<Held>,
+    held: &'a mut Option<LineTurn>,
 }
 
 impl Waiting for Line<'_> {

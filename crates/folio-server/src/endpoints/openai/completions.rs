@@ -13,6 +13,7 @@ use crate::generation::job::{Job, PromptJob};
 use crate::generation::sampling::rules;
 use crate::generation::screening::screen_prompt;
 use crate::generation::tokenizing::encode;
+use crate::observability::why::Asked;
 use crate::safety::Screened;
 
 pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, ApiError> {
@@ -31,7 +32,8 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
     let writer = Box::new(CompletionWriter::new(Kind::Completion, &arrival.id, name, tokenizer, &generation));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, "completions"));
-    Ok(Job { arrived, asker, notes: request.notes, ..Job::new(writer, generation, prompts?) })
+    let asked = Asked::Completion;
+    Ok(Job { asked, arrived, asker, notes: request.notes, ..Job::new(writer, generation, prompts?) })
 }
 
 /// Judges a prompt; token ids are judged, and replaced, as the text they are.

@@ -54,13 +54,13 @@ impl AsMut<Job> for Prepared {
 }
 
 /// What a tenant's requests reach of responses that were answered before.
-struct Own<'a> {
+struct TenantHistory<'a> {
     store: &'a ResponseStore,
     asker: &'a Arrival,
     sealer: &'a Sealer,
 }
 
-impl History for Own<'_> {
+impl History for TenantHistory<'_> {
     fn messages(&self, response: &str) -> Result<Option<Arc<[Value]>>, ApiError> {
         let Some(record) = self.store.get(self.asker.tenant.id, response) else { return Ok(None) };
         self.asker.named.read(record.bytes)?;
@@ -88,7 +88,7 @@ fn prepare(
 ) -> Result<Prepared, ApiError> {
     let tenant = arrival.tenant.id;
     let sealer = Sealer::new(&inputs.served.model.model_digest, &arrival.tenant)?;
-    let own = Own { store, asker: arrival, sealer: &sealer };
+    let own = TenantHistory { store, asker: arrival, sealer: &sealer };
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
     let read = responses::Request::read(&arrival.body, &inputs.served.context, &own, &id)?;

@@ -21,6 +21,7 @@ use crate::generation::job::Job;
 use crate::http::stream::{Abort, Events};
 use crate::observability::metrics::{FinishedChoice, FinishedPrompt, Metrics};
 use crate::observability::usage::Meter;
+use crate::observability::why::Record;
 use crate::tenancy::gate::Ticket;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
@@ -120,6 +121,7 @@ pub struct ResponseDriver {
     pub generator: Arc<Generator>,
     /// Of the tenant that asked.
     pub meter: Arc<Meter>,
+    pub record: Record,
     pub tenant: Tenant,
     /// Until the end.
     pub ticket: Option<Ticket>,
@@ -146,7 +148,7 @@ impl ResponseDriver {
     pub fn new(
         generator: Arc<Generator>,
         tenant: Tenant,
-        (ticket, submitted): (Ticket, Micros),
+        (ticket, submitted, record): (Ticket, Micros, Record),
         job: Job,
         abort: Abort,
         (unread, output): (Arc<Unread>, Output),
@@ -186,6 +188,7 @@ impl ResponseDriver {
             tenant,
             ticket: Some(ticket),
             meter,
+            record,
             job,
             abort,
             output,

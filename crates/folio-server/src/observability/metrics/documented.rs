@@ -153,6 +153,7 @@ pub(super) const ENGINE: &[Documented] = &[
     gauge("folio:kv_events_blocks", "Blocks that KV events told to be stored and not yet removed").by("medium"),
     gauge("folio:queued_prompt_tokens", "Prompt tokens of requests not yet scheduled"),
     gauge("folio:last_step_seconds", "Duration of the last step"),
+    gauge("folio:time_seconds", "What time passed with since the start: steps of prompts (prefill), of decodes, of both (mixed), waiting for something that steps do not bring, idle; only grows, and adds up to the time").by("kind"),
     counter("folio:executor_failures_total", "Steps that could not be computed; their requests ended with an error"),
     counter("folio:steps_ahead_total", "Steps begun while the one before ran (on a GPU)"),
 ];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use folio_engine::{DraftCounts, Drafter, EngineStats, Micros, PerReason, TierStats, WaitingFor};
+use folio_engine::{Activity, DraftCounts, Drafter, EngineStats, Micros, PerReason, TierStats, WaitingFor};
 use folio_events::KvEvents;
 use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
@@ -60,7 +60,7 @@ impl Collector for EngineCollector {
                 "vllm:spec_decode_num_accepted_tokens_total" => by_drafter(&stats, |counts| counts.accepted),
                 "vllm:spec_decode_num_accepted_tokens_per_pos_total" => accepted_by_place(&stats),
                 "folio:preemptions_total" => {
-                    let (all, kept) = (stats.counters.preemptions, stats.counters.preemptions_kept);
+                    let (all, kept) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
                     labelled("mode", &[("tier", kept), ("recompute", all - kept)])
                 }
                 "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
@@ -101,6 +101,13 @@ impl Collector for EngineCollector {
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
                 "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),
+                "folio:time_seconds" => {
+                    let work = stats.work.at(self.engine.now());
+                    let of = |activity: Activity| {
+                        (vec![("kind", activity.name().to_owned())], seconds(work.us(activity).into()))
+                    };
+                    Samples::Gauges(Activity::ALL.map(of).to_vec())
+                }
                 "folio:steps_ahead_total" => Samples::Counter(stats.counters.steps_ahead),
                 other => unreachable!("{other} is in the table above but has no figure"),
             };

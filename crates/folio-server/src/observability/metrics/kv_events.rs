@@ -1,6 +1,7 @@
 //! What the page says of KV events.
 
-use folio_events::{KvEventsStats, MEDIUM};
+use folio_engine::Medium;
+use folio_events::{KvEventsStats, medium_name};
 
 use super::samples::{Labels, Samples};
 
@@ -22,7 +23,10 @@ pub(super) fn samples(name: &str, stats: Option<&KvEventsStats>) -> Samples {
         "folio:kv_events_replays_total" => Samples::Counter(stats.replays),
         "folio:kv_events_refused_total" => Samples::Counter(stats.refused),
         "folio:kv_events_subscribers" => Samples::Gauge(stats.subscribers.len() as f64),
-        "folio:kv_events_blocks" => Samples::Gauges(vec![(of("medium", MEDIUM), stats.blocks as f64)]),
+        "folio:kv_events_blocks" => {
+            let media = Medium::ALL.into_iter().zip(stats.blocks);
+            Samples::Gauges(media.map(|(of_it, n)| (of("medium", medium_name(of_it)), n as f64)).collect())
+        }
         other => unreachable!("{other} is in the table of metrics but has no figure"),
     }
 }

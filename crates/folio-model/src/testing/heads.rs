@@ -1,4 +1,4 @@
-//! EAGLE-3 heads against `tools/make_eagle_fixtures.py`, on any backend.
+//! Heads that draft against `tools/make_eagle_fixtures.py` and `tools/make_mtp_fixtures.py`, on any backend.
 
 use std::path::{Path, PathBuf};
 
@@ -8,26 +8,33 @@ use super::{BLOCK_TOKENS, MAX_ROWS, argmax, fixture, relative_difference};
 use crate::backend::{Backend, Batch, DType, KvLayout, Span};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::safetensors::read_header;
-use crate::eagle::{Head, LoadedHead};
+use crate::draft_head::{DraftHead, LoadedHead};
 use crate::loader::{LoadOptions, Model};
+use crate::{eagle, mtp};
 
-/// One for each form in which heads are published.
+/// EAGLE-3 heads, one for each form in which they are published.
 pub const HEADS: &[&str] = &["authors", "speculators", "sglang"];
 
-/// Folder of a head.
+/// Models with an MTP head, likewise.
+pub const WITH_MTP: &[&str] = &["qwen", "deepseek", "mimo"];
+
+/// Folder of an EAGLE-3 head.
 pub fn head(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/eagle").join(name)
 }
 
-/// Name of the fixture that a head drafts for.
+/// Folder of a model with an MTP head, for which it is the fixture `qwen3`.
+pub fn with_mtp(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mtp").join(name)
+}
+
+/// Name of the fixture that an EAGLE-3 head drafts for.
 pub fn target(name: &str) -> String {
-    let text = std::fs::read(head(name).join("expected.json")).expect("a head has expected.json");
-    let note: Value = serde_json::from_slice(&text).expect("expected.json is JSON");
-    note["target"].as_str().expect("a target").to_owned()
+    note(&head(name))["target"].as_str().expect("a target").to_owned()
 }
 
 /// What a backend is prepared for.
-fn options(taps: Option<&Head>) -> LoadOptions<'_> {
+fn options(taps: Option<&dyn DraftHead>) -> LoadOptions<'_> {
     LoadOptions {
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
@@ -71,12 +78,37 @@ impl<B: Backend> Sequence<B> {
     }
 }
 
+/// An EAGLE-3 head, see [`check`].
+pub fn check_head<B: Backend>(name: &str, new_backend: impl Fn() -> B, tolerance: f32) -> f32 {
+    let checkpoint = Checkpoint::open(fixture(&target(name))).unwrap_or_else(|error| panic!("{error}"));
+    let opened = eagle::Head::open(&head(name), &checkpoint).unwrap_or_else(|error| panic!("{error}"));
+    let taps: Vec<u32> = opened.taps().iter().map(|tap| *tap as u32).collect();
+    assert_eq!(taps, super::numbers(&note(&head(name))["taps"]), "{name}");
+    check(&head(name), &checkpoint, &opened, new_backend, tolerance)
+}
+
+/// A model with an MTP head, see [`check`].
+pub fn check_mtp<B: Backend>(name: &str, new_backend: impl Fn() -> B, tolerance: f32) -> f32 {
+    let checkpoint = Checkpoint::open(with_mtp(name)).unwrap_or_else(|error| panic!("{error}"));
+    let opened = mtp::Head::open(&checkpoint).unwrap_or_else(|error| panic!("{error}"));
+    check(&with_mtp(name), &checkpoint, &opened.expect("a head"), new_backend, tolerance)
+}
+
+fn note(folder: &Path) -> Value {
+    let text = std::fs::read(folder.join("expected.json")).expect("a head has expected.json");
+    serde_json::from_slice(&text).expect("expected.json is JSON")
+}
+
 /// Features, logits and drafts of a head, where logits may differ by `tolerance` of the largest. Panics on the first difference; returns
 /// the largest. Both are computed in two pieces, so that features and keys come from a step before.
-pub fn check_head<B: Backend>(name: &str, new_backend: impl Fn() -> B, tolerance: f32) -> f32 {
-    let folder = head(name);
-    let text = std::fs::read(folder.join("expected.json")).expect("a head has expected.json");
-    let note: Value = serde_json::from_slice(&text).expect("expected.json is JSON");
+fn check<B: Backend>(
+    folder: &Path,
+    checkpoint: &Checkpoint,
+    opened: &dyn DraftHead,
+    new_backend: impl Fn() -> B,
+    tolerance: f32,
+) -> f32 {
+    let (name, note) = (folder.display(), note(folder));
     let stored = std::fs::read(folder.join("expected.safetensors")).expect("expected.safetensors");
     let header = read_header(&stored).expect("expected.safetensors is sound");
     let floats = |name: &str| -> Vec<f32> {
@@ -85,18 +117,14 @@ pub fn check_head<B: Backend>(name: &str, new_backend: impl Fn() -> B, tolerance
     };
     let numbers = |field: &str| super::numbers(&note[field]);
     let (tokens, drafts) = (numbers("tokens"), numbers("drafts"));
-    let checkpoint = Checkpoint::open(fixture(&target(name))).unwrap_or_else(|error| panic!("{error}"));
-    let opened = Head::open(&folder, &checkpoint).unwrap_or_else(|error| panic!("{error}"));
-    let taps: Vec<u32> = opened.taps().iter().map(|tap| *tap as u32).collect();
-    assert_eq!(taps, numbers("taps"), "{name}");
 
     let mut backend = new_backend();
-    let model = Model::load(&checkpoint, &mut backend, options(Some(&opened)));
+    let model = Model::load(checkpoint, &mut backend, options(Some(opened)));
     let model = model.unwrap_or_else(|error| panic!("{error}"));
     let mut target = Sequence::new(backend, &model.kv_layout);
     let mut backend = new_backend();
     let loaded =
-        opened.load(&checkpoint, &mut backend, &options(None)).unwrap_or_else(|error| panic!("{error}"));
+        opened.load(checkpoint, &mut backend, &options(None)).unwrap_or_else(|error| panic!("{error}"));
     let mut drafter = Sequence::new(backend, &loaded.kv_layout);
 
     let mut worst = 0.0f32;

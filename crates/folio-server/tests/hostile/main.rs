@@ -1,7 +1,9 @@
 //! Tenants against tenants, over real sockets on loopback: an attacker at its limits, and a victim that asks as it always does.
 //! Compared is the victim's completed work in counted steps with and without the attacker, never time.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod pairs;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where preempted sequences are kept: in the tier that is memory, if there is one.
+//! Where preempted sequences are swapped to: the tier that is memory, if there is one.
 //!
 //! Owns: the choice between that and computing again, by measured cost (`costs`), and what the tier is still reading. Must never: matter for
 //! what is generated: without any tier everything is computed again, and the same bits come out.
@@ -43,12 +43,12 @@ pub(super) struct Leaving {
 }
 
 impl Scheduler {
-    /// Has kept what `victim` is about to lose, if that is cheaper than to compute it again. Returns the positions at stake.
-    pub(super) fn keep_preempted(&mut self, cache: &mut KvCache, victim: Slot) -> (u32, u32) {
+    /// Has stored what `victim` is about to lose, if that is cheaper than to compute it again. Returns the positions at stake.
+    pub(super) fn swap_out(&mut self, cache: &mut KvCache, victim: Slot) -> (u32, u32) {
         let (sequence, size) = (&self.sequences[victim], cache.config().block_tokens);
         // Where nothing was computed since it came, what it has is what it had.
         let running = sequence.running().filter(|running| running.fresh.is_none());
-        let (Some(tier), Some(running)) = (self.transfers.preempted_in, running) else { return (0, 0) };
+        let (Some(tier), Some(running)) = (self.transfers.swap, running) else { return (0, 0) };
         let (table, id) = (&running.table, sequence.id());
         let (root, releases) = (table.root(), cache.exclusive_blocks(table));
         let own = root.declared_blocks();
@@ -60,7 +60,7 @@ impl Scheduler {
         }
         let at_stake = (shared * size, to * size);
         let bytes = cache.load_bytes(to - shared);
-        if !self.costs.keeping_pays(tier, bytes, at_stake.0..at_stake.1) {
+        if !self.costs.swapping_pays(tier, bytes, at_stake.0..at_stake.1) {
             return at_stake;
         }
         let until = Micros(self.now.0 + LEASE_US);
@@ -70,7 +70,7 @@ impl Scheduler {
             cache.end_lease(lease);
             return at_stake;
         }
-        self.counters.preemptions_kept += 1;
+        self.counters.preemptions_swapped += 1;
         self.transfers.leaving.push(Leaving {
             lease,
             until,
@@ -82,7 +82,8 @@ impl Scheduler {
             bytes,
             releases,
         });
-        self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents });
+        let lineage = cache.lineage(&contents);
+        self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
         at_stake
     }
 
@@ -95,14 +96,13 @@ impl Scheduler {
     pub fn end_store(&mut self, cache: &mut KvCache, lease: Lease, kept: u32, now: Micros) -> bool {
         self.now = now;
         let held = cache.end_lease(lease);
-        self.update_reservations(cache);
         let leaving = &mut self.transfers.leaving;
         let Some(at) = leaving.iter().position(|leaving| leaving.lease == lease) else { return held };
         let Leaving { owner: (id, slot), tier, blocks, contents, bytes, ordered, .. } = leaving.remove(at);
         if kept == 0 {
             return held;
         }
-        self.costs.kept(bytes, now.0.saturating_sub(ordered.0) as f64);
+        self.costs.swapped(bytes, now.0.saturating_sub(ordered.0) as f64);
         // Of windows what is read at the end was kept last.
         let end = if kept == contents { blocks.end } else { (blocks.start + kept).min(blocks.end) };
         let is_of_use = kept == contents || cache.needed_groups() == 1;
@@ -117,7 +117,7 @@ impl Scheduler {
         let now = self.now;
         let late = self.transfers.leaving.extract_if(.., |leaving| leaving.until <= now);
         for Leaving { bytes, until, ordered, .. } in late {
-            self.costs.kept(bytes, (until.0 - ordered.0) as f64);
+            self.costs.swapped(bytes, (until.0 - ordered.0) as f64);
         }
     }
 

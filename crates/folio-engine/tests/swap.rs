@@ -3,7 +3,7 @@
 use folio_engine::SchedulerConfig;
 use folio_engine::request::Request;
 use folio_sim::Machine;
-use folio_sim::scenario::request;
+use folio_sim::scenario::{request, text};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {
@@ -13,10 +13,6 @@ fn config() -> SchedulerConfig {
         watermark_permille: 0,
         ..SchedulerConfig::default()
     }
-}
-
-fn text(kind: u32, length: u32) -> Vec<u32> {
-    (0..length).map(|i| (i * 7 + kind * 11 + i * i * (kind + 1)) % 29).collect()
 }
 
 /// Runs `requests` for some steps, then takes everything from everybody, and what the tier did not read in time.
@@ -45,7 +41,7 @@ fn what_was_kept_is_not_computed_again() {
             requests.iter().for_each(|request| machine.assert_as_alone(request));
             let counters = *machine.scheduler.counters();
             assert_eq!(counters.preemptions, 2);
-            assert_eq!(counters.preemptions_kept, if is_kept { 2 } else { 0 });
+            assert_eq!(counters.preemptions_swapped, if is_kept { 2 } else { 0 });
             // But for what is less than a block of each.
             assert_eq!(counters.recomputed_tokens <= 30, is_kept, "{counters:?}");
             assert_eq!(machine.cache.stats().active_blocks, 0, "nothing stays behind");
@@ -67,7 +63,7 @@ fn so_it_is_with_steps_under_way() {
     machine.run();
     requests.iter().for_each(|request| machine.assert_as_alone(request));
     let counters = machine.scheduler.counters();
-    assert_eq!((counters.preemptions_kept, counters.recomputed_tokens <= 30), (2, true), "{counters:?}");
+    assert_eq!((counters.preemptions_swapped, counters.recomputed_tokens <= 30), (2, true), "{counters:?}");
     assert!(counters.steps_ahead > 0);
 }
 
@@ -82,7 +78,7 @@ fn where_keeping_costs_more_than_computing_nothing_is_kept() {
             machine.run();
             machine.assert_as_alone(&one[0]);
         }
-        machine.scheduler.counters().preemptions_kept
+        machine.scheduler.counters().preemptions_swapped
     };
     assert_eq!(rounds(1.0), 6);
     assert_eq!(rounds(10_000.0), 1, "the first is how it is found out");
@@ -98,7 +94,7 @@ fn what_the_cache_still_has_is_not_loaded() {
     machine.run();
     machine.assert_as_alone(&one);
     let counters = machine.scheduler.counters();
-    assert_eq!((counters.preemptions_kept, counters.tier_loads[0]), (1, 0), "the pool had it all");
+    assert_eq!((counters.preemptions_swapped, counters.tier_loads[0]), (1, 0), "the pool had it all");
     assert_eq!(counters.recomputed_tokens, 0);
 }
 
@@ -118,7 +114,7 @@ fn choices_come_back_with_what_they_share() {
         machine.run();
         machine.assert_as_alone(&four);
         let counters = machine.scheduler.counters();
-        assert!(counters.preemptions_kept > 0 && (counters.loaded_tokens > 0) == clear, "{counters:?}");
+        assert!(counters.preemptions_swapped > 0 && (counters.loaded_tokens > 0) == clear, "{counters:?}");
     }
 }
 
@@ -131,7 +127,7 @@ fn scores_of_rows_that_are_loaded_are_not_lost() {
     machine.run();
     machine.assert_as_alone(&one);
     let counters = machine.scheduler.counters();
-    assert!(counters.preemptions_kept == 1 && counters.loaded_tokens > 0, "{counters:?}");
+    assert!(counters.preemptions_swapped == 1 && counters.loaded_tokens > 0, "{counters:?}");
 }
 
 #[test]

@@ -1,0 +1,319 @@
+//! MTP heads: the layer that some checkpoints have behind their last one, trained to say the token after the next (DeepSeek-AI, *DeepSeek-V3
+//! Technical Report*, arXiv 2412.19437, section 2.2).
+//!
+//! Owns: the forms in which they are stored, and the head as a [`Program`]. Must never: read a checkpoint other than the model's, or say how a
+//! layer is computed: it is a decoder of one layer ([`program`]) that begins otherwise.
+//!
+//! ```text
+//! features = norm(x behind the last layer)       the model's last norm; without it in some forms
+//! x        = W_e . norm(embedding) + W_h . norm(features)       [W_e | W_h] is what the checkpoint stores, or the other way round
+//! logits   = head . norm(one layer of x); the features of the next row are norm(x), or x
+//! ```
+//!
+//! A form is a row of [`FORMS`]. Which of the two hidden states goes in shows in no error, only in drafts that are right less often: what the
+//! rows say was measured by others, see `docs/speculation.md`.
+
+use crate::backend::Backend;
+use crate::checkpoint::Checkpoint;
+use crate::config::{Config, Mixer};
+use crate::decoder::{self, Taps};
+use crate::draft_head::{DraftHead, LoadedHead, load_matrix};
+use crate::error::{ModelError, Result};
+use crate::loader::{LoadOptions, Loading, check};
+use crate::program::{Buf, MatrixId, Op, Program, VectorId};
+use crate::quant::Encoding;
+use crate::weights::{Load, Made, TensorSpec, WeightSpec, weight_specs};
+
+/// How a family stores its head. In names `N` stands for the number of the head's layer: 0, or in the model's count.
+struct Form {
+    /// What precedes the names of all its tensors, and of the layer's.
+    prefix: &'static str,
+    layer: &'static str,
+    /// That number is the model's count.
+    counted: bool,
+    /// Of the token's embedding, and of the features.
+    token_norm: &'static str,
+    hidden_norm: &'static str,
+    /// `[hidden, 2 * hidden]`
+    projection: &'static str,
+    /// Its first columns are those of the features.
+    hidden_first: bool,
+    norm: &'static str,
+    /// Tables of its own, where it has them.
+    embedding: &'static str,
+    output: &'static str,
+    /// Features are normalized, the model's and its own.
+    normed: bool,
+}
+
+const FORMS: [Form; 3] = [
+    // Qwen3-Next, Qwen3.5 and 3.6.
+    Form {
+        prefix: "mtp.",
+        layer: "mtp.layers.N.",
+        counted: false,
+        token_norm: "mtp.pre_fc_norm_embedding.weight",
+        hidden_norm: "mtp.pre_fc_norm_hidden.weight",
+        projection: "mtp.fc.weight",
+        hidden_first: false,
+        norm: "mtp.norm.weight",
+        embedding: "mtp.embed_tokens.weight",
+        output: "mtp.lm_head.weight",
+        normed: true,
+    },
+    // DeepSeek-V3 and its heirs, GLM-4.5 to 5.
+    Form {
+        prefix: "model.layers.N.",
+        layer: "model.layers.N.",
+        counted: true,
+        token_norm: "model.layers.N.enorm.weight",
+        hidden_norm: "model.layers.N.hnorm.weight",
+        projection: "model.layers.N.eh_proj.weight",
+        hidden_first: false,
+        norm: "model.layers.N.shared_head.norm.weight",
+        embedding: "model.layers.N.embed_tokens.weight",
+        output: "model.layers.N.shared_head.head.weight",
+        normed: true,
+    },
+    // MiMo.
+    Form {
+        prefix: "model.mtp_layers.",
+        layer: "model.mtp_layers.N.",
+        counted: false,
+        token_norm: "model.mtp_layers.N.token_layernorm.weight",
+        hidden_norm: "model.mtp_layers.N.hidden_layernorm.weight",
+        projection: "model.mtp_layers.N.input_proj.weight",
+        hidden_first: true,
+        norm: "model.mtp_layers.N.final_layernorm.weight",
+        embedding: "model.mtp_layers.N.embed_tokens.weight",
+        output: "model.mtp_layers.N.lm_head.weight",
+        normed: false,
+    },
+];
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const OUTPUT: &str = "lm_head.weight";
+/// Fields of a config.json that say how many layers a head has.
+const LAYERS: [&str; 2] = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
+
+/// The head of a model. See the module documentation.
+pub struct Head {
+    form: &'static Form,
+    /// Its layer, as a decoder.
+    config: Config,
+    /// What `N` stands for.
+    number: usize,
+    /// Whose tables it uses.
+    embedding: String,
+    output: String,
+}
+
+impl Head {
+    /// The head in a model's checkpoint, every tensor of it checked. `None`: there is none, nor does config.json speak of one.
+    pub fn open(target: &Checkpoint) -> Result<Option<Self>> {
+        let stored = |name: &str| target.stored_as(name).is_ok();
+        let layers = target.config().layers;
+        let numbered = |form: &Form, at: usize| if form.counted { layers + at } else { at };
+        let found = FORMS.iter().find(|form| stored(&named(form.projection, numbered(form, 0))));
+        let Some(form) = found else { return missing(target) };
+        let number = numbered(form, 0);
+        let another = named(form.layer, numbered(form, 1));
+        if let Some(name) = target.tensor_names().find(|name| name.starts_with(&another)) {
+            let what = format!("an MTP head of more than one layer (tensor `{name}`)");
+            let supported = "supported: MTP heads of one layer".to_owned();
+            return Err(ModelError::Unsupported { file: target.location(), what, supported });
+        }
+        let own = |name: &str| Some(named(name, number)).filter(|name| stored(name));
+        let embedding = own(form.embedding).unwrap_or_else(|| EMBEDDING.to_owned());
+        let of_model = if target.config().tied { EMBEDDING } else { OUTPUT };
+        let output = own(form.output).unwrap_or_else(|| of_model.to_owned());
+        let config = Config {
+            layers: 1,
+            rotated: vec![true],
+            windows: vec![None],
+            mixers: vec![Mixer::Attention],
+            tied: output == embedding,
+            ..target.config().clone()
+        };
+        let head = Self { form, config, number, embedding, output };
+        head.check(target)?;
+        Ok(Some(head))
+    }
+
+    /// Every tensor that it needs is there and has the shape that the model's configuration asks for, and there is no other.
+    fn check(&self, target: &Checkpoint) -> Result<()> {
+        let mut specs: Vec<WeightSpec> =
+            weight_specs(&self.config).iter().map(|spec| self.renamed(spec)).collect();
+        specs.extend([self.norm_spec(self.form.token_norm), self.norm_spec(self.form.hidden_norm)]);
+        let projection = self.projection();
+        if target.tensor(&projection)?.encoding.plain().is_none() {
+            let (file, tensor) = target.stored_as(&projection.name)?;
+            let problem = "is quantized; the projection of MTP heads is read in BF16, F16 and F32".to_owned();
+            return Err(ModelError::Tensor { file: file.to_owned(), tensor: tensor.to_owned(), problem });
+        }
+        let known = |name: &str| {
+            let parts = specs.iter().flat_map(|spec| &spec.parts).chain([&projection]);
+            parts.into_iter().any(|part| part.name == name) || name.ends_with(".rotary_emb.inv_freq")
+        };
+        let prefix = named(self.form.prefix, self.number);
+        if let Some(name) = target.tensor_names().find(|name| name.starts_with(&prefix) && !known(name)) {
+            let (file, tensor) = target.stored_as(name)?;
+            let problem = format!(
+                "is not part of an MTP head whose layer is that of a {} decoder",
+                self.config.family.model_type
+            );
+            return Err(ModelError::Tensor { file: file.to_owned(), tensor: tensor.to_owned(), problem });
+        }
+        check(target, specs.iter())?;
+        Ok(())
+    }
+
+    fn projection(&self) -> TensorSpec {
+        let hidden = self.config.hidden;
+        TensorSpec::whole(named(self.form.projection, self.number), &[hidden, 2 * hidden])
+    }
+
+    fn norm_spec(&self, name: &str) -> WeightSpec {
+        let name = named(name, self.number);
+        let parts = vec![TensorSpec::whole(name.clone(), &[self.config.hidden])];
+        WeightSpec { label: name, parts, made: Made::Linear { plus: self.config.norm_offset, times: 1.0 } }
+    }
+
+    /// A weight of the decoder of one layer, under its names here.
+    fn renamed(&self, spec: &WeightSpec) -> WeightSpec {
+        let mut spec = spec.clone();
+        for part in &mut spec.parts {
+            part.name = match part.name.strip_prefix("model.layers.0.") {
+                Some(rest) => named(self.form.layer, self.number) + rest,
+                None if part.name == EMBEDDING => self.embedding.clone(),
+                None if part.name == OUTPUT => self.output.clone(),
+                None => named(self.form.norm, self.number),
+            };
+        }
+        spec.label = format!("{} of the MTP head", spec.label);
+        spec
+    }
+
+    fn program(&self, target: &Checkpoint, backend: &mut dyn Backend, positions: usize) -> Result<Program> {
+        let mut ignore = |_: crate::loader::Progress<'_>| {};
+        let mut load = Renamed {
+            head: self,
+            inner: Loading::new(target, &mut *backend, target.start_digest(positions), &mut ignore),
+        };
+        let weights = weight_specs(&self.config).try_map(&mut load)?;
+        let token_norm = load.inner.vector(&self.norm_spec(self.form.token_norm))?;
+        let hidden_norm = load.inner.vector(&self.norm_spec(self.form.hidden_norm))?;
+        let (hidden, eps) = (self.config.hidden, self.config.eps);
+        let mut projection = |columns| {
+            let label = format!("{} of the MTP head", self.form.projection);
+            load_matrix(target, backend, &label, &[self.projection()], Some(columns))
+        };
+        let halves = [projection(0..hidden)?, projection(hidden..2 * hidden)?];
+        let [of_token, of_hidden] = if self.form.hidden_first { [halves[1], halves[0]] } else { halves };
+
+        let encoding = self.weight_encoding(target)?;
+        let mut program = decoder::program(&self.config, &weights, positions, encoding, None);
+        let mut buffer = || {
+            program.buffers.push(hidden);
+            Buf(program.buffers.len() as u32 - 1)
+        };
+        let [embedding, given, normed, normed_given, own] = std::array::from_fn(|_| buffer());
+        let x = program.head.x;
+        // The layer begins behind what makes the residual stream of an embedding.
+        let is_beginning = |op: &&Op| matches!(op, Op::Embed { .. } | Op::Scale { .. });
+        let beginning = program.body.iter().take_while(is_beginning).count();
+        let rest = program.body.split_off(beginning);
+        for op in &mut program.body {
+            match op {
+                Op::Embed { out, .. } => *out = embedding,
+                Op::Scale { x, .. } => *x = embedding,
+                _ => {}
+            }
+        }
+        let linear = |x, weight, out, add| Op::Linear { x, weight, bias: None, out, add };
+        program.body.extend([
+            Op::RmsNorm { x: embedding, weight: token_norm, eps, out: normed },
+            linear(normed, of_token, x, false),
+            Op::Input { out: given },
+            Op::RmsNorm { x: given, weight: hidden_norm, eps, out: normed_given },
+            linear(normed_given, of_hidden, x, true),
+        ]);
+        program.body.extend(rest);
+        program.features = Some(x);
+        if self.form.normed {
+            program.body.push(Op::RmsNorm { x, weight: program.head.norm, eps, out: own });
+            program.features = Some(own);
+        }
+        Ok(program)
+    }
+}
+
+impl DraftHead for Head {
+    fn width(&self) -> usize {
+        self.config.hidden
+    }
+
+    fn weight_encoding(&self, target: &Checkpoint) -> Result<Encoding> {
+        Ok(target.tensor(&self.projection())?.encoding)
+    }
+
+    fn load_taps(&self, _: &mut dyn Backend) -> Result<Taps> {
+        Ok(Taps::Last { normed: self.form.normed })
+    }
+
+    fn load(
+        &self,
+        target: &Checkpoint,
+        backend: &mut dyn Backend,
+        options: &LoadOptions<'_>,
+    ) -> Result<LoadedHead> {
+        let positions = options.max_model_len.unwrap_or(self.config.max_position);
+        let layout = decoder::kv_layout(&self.config, &options.kv_formats, options.block_tokens, positions);
+        let problem = |problem| ModelError::KvLayout { place: target.location(), problem };
+        let kv_layout = layout.map_err(problem)?;
+        let program = self.program(target, backend, positions)?;
+        backend.load_program(program, options.max_rows, options.max_logit_rows, positions)?;
+        Ok(LoadedHead { vocab: self.config.vocab, token_ids: None, kv_layout })
+    }
+}
+
+/// Loads the weights of a decoder of one layer under the head's names.
+struct Renamed<'a, 'b> {
+    head: &'a Head,
+    inner: Loading<'b>,
+}
+
+impl Load<ModelError> for Renamed<'_, '_> {
+    fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
+        self.inner.matrix(&self.head.renamed(spec))
+    }
+
+    fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
+        self.inner.vector(&self.head.renamed(spec))
+    }
+}
+
+fn named(name: &str, number: usize) -> String {
+    name.replace(".N.", &format!(".{number}."))
+}
+
+/// There are no tensors of a head; config.json may say that there should be.
+fn missing(target: &Checkpoint) -> Result<Option<Head>> {
+    let Some(text) = target.read("config.json")? else { return Ok(None) };
+    let file = format!("config.json of {}", target.location());
+    let map = crate::checkpoint::json::parse_object(&file, &text)?;
+    let said = LAYERS.into_iter().find_map(|field| {
+        let value = map.get(field).or_else(|| map.get("text_config")?.get(field));
+        value.and_then(serde_json::Value::as_u64).filter(|layers| *layers > 0).map(|layers| (field, layers))
+    });
+    match said {
+        None => Ok(None),
+        Some((field, layers)) => Err(ModelError::Field {
+            file,
+            field: field.to_owned(),
+            problem: format!(
+                "is {layers}, and 0 tensors of an MTP head are there: whoever saved the checkpoint left it out"
+            ),
+        }),
+    }
+}

@@ -1,0 +1,111 @@
+//! MTP heads: what is read of each form, and what is refused in which words.
+
+mod common;
+
+use common::tensors::{File, Stored};
+use folio_model::Checkpoint;
+use folio_model::draft_head::DraftHead;
+use folio_model::mtp::Head;
+use folio_model::testing::fixture;
+use folio_model::testing::heads::{WITH_MTP, with_mtp};
+use serde_json::Value;
+
+/// A fixture after such changes.
+fn opened(
+    name: &str,
+    config: impl FnOnce(&mut Value),
+    tensors: impl FnOnce(&mut File),
+) -> Result<Option<Head>, String> {
+    let folder = common::copy(&with_mtp(name));
+    let path = folder.path().join("config.json");
+    let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config(&mut settings);
+    std::fs::write(&path, settings.to_string()).unwrap();
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    tensors(&mut file);
+    file.write();
+    let checkpoint = Checkpoint::open(folder.path()).expect("a model");
+    Head::open(&checkpoint).map_err(|error| error.to_string())
+}
+
+fn refusal(name: &str, tensors: impl FnOnce(&mut File)) -> String {
+    match opened(name, |_| (), tensors) {
+        Err(sentence) => sentence,
+        Ok(_) => panic!("{name}: nothing is wrong"),
+    }
+}
+
+fn assert_names(sentence: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(sentence.contains(part), "{sentence:?} does not name {part:?}");
+    }
+}
+
+#[test]
+fn no_form_is_forgotten() {
+    let listed = std::fs::read_dir(with_mtp("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut listed: Vec<_> = listed.map(|name| name.into_string().unwrap()).collect();
+    listed.sort();
+    let mut known = WITH_MTP.to_vec();
+    known.sort_unstable();
+    assert_eq!(listed, known);
+    for name in WITH_MTP {
+        let head = opened(name, |_| (), |_| ()).expect("sound").expect("a head");
+        assert_eq!(head.width(), 48, "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_without_a_head_has_none_and_one_that_lost_it_is_refused() {
+    let plain = Checkpoint::open(fixture("qwen3")).expect("a fixture");
+    assert!(Head::open(&plain).expect("sound").is_none());
+    for (name, field) in [("qwen", "mtp_num_hidden_layers"), ("deepseek", "num_nextn_predict_layers")] {
+        let what = refusal(name, |file| {
+            file.tensors.retain(|name, _| !name.starts_with("mtp.") && !name.starts_with("model.layers.2."));
+        });
+        assert_names(&what, &[field, "is 1", "0 tensors of an MTP head"]);
+    }
+    let none = opened(
+        "qwen",
+        |config| drop(config["mtp_num_hidden_layers"].take()),
+        |file| file.tensors.retain(|name, _| !name.starts_with("mtp.")),
+    );
+    assert!(none.expect("sound").is_none());
+}
+
+#[test]
+fn what_is_missing_or_too_much_is_named() {
+    let what = refusal("qwen", |file| drop(file.tensors.remove("mtp.pre_fc_norm_hidden.weight")));
+    assert_names(&what, &["mtp.pre_fc_norm_hidden.weight", "missing"]);
+    let what = refusal("deepseek", |file| drop(file.tensors.remove("model.layers.2.mlp.up_proj.weight")));
+    assert_names(&what, &["model.layers.2.mlp.up_proj.weight", "missing"]);
+    let more = |name: &'static str| {
+        move |file: &mut File| {
+            let tensor = Stored { dtype: "BF16".to_owned(), shape: vec![12], bytes: vec![0; 24] };
+            file.tensors.insert(name.to_owned(), tensor);
+        }
+    };
+    for (name, tensor) in [
+        ("qwen", "mtp.gate.weight"),
+        ("deepseek", "model.layers.2.gate.weight"),
+        ("mimo", "model.mtp_layers.0.gate.weight"),
+    ] {
+        assert_names(&refusal(name, more(tensor)), &[tensor, "not part of an MTP head", "qwen3 decoder"]);
+    }
+    for (name, tensor) in [
+        ("qwen", "mtp.layers.1.input_layernorm.weight"),
+        ("deepseek", "model.layers.3.input_layernorm.weight"),
+        ("mimo", "model.mtp_layers.1.input_proj.weight"),
+    ] {
+        assert_names(&refusal(name, more(tensor)), &["more than one layer", tensor, "one layer"]);
+    }
+}
+
+#[test]
+fn shapes_are_those_of_the_model() {
+    let what = refusal("qwen", |file| file.get("mtp.fc.weight").shape = vec![96, 48]);
+    assert_names(&what, &["mtp.fc.weight", "[96, 48]", "[48, 96]"]);
+    let what =
+        refusal("mimo", |file| file.get("model.mtp_layers.0.self_attn.k_proj.weight").shape = vec![48, 32]);
+    assert_names(&what, &["model.mtp_layers.0.self_attn.k_proj.weight", "[48, 32]", "[32, 48]"]);
+}

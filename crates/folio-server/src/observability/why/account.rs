@@ -1,0 +1,356 @@
+//! What each tenant's requests took: sums over the last minute, and its last requests one by one.
+//!
+//! Owns: where the engine's events are added up. Must never: keep anything of a prompt or an answer but counts. Bounded: [`SLICES`] sums and
+//! [`RECORDS_MAX`] requests for each tenant, and as many tenants as there are.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use folio_engine::request::Timing;
+use folio_engine::{FinishReason, Micros, WaitingFor};
+use folio_kv::{BlockHashes, TenantId};
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use super::asked::Asked;
+use super::config::{seconds, since};
+use super::prompts::Prompts;
+use crate::engine::Engine;
+use crate::tenancy::tenant::Tenant;
+
+/// A window is the slice of now and those before it.
+const SLICE_US: u64 = 10_000_000;
+const SLICES: usize = 6;
+/// Requests of a tenant that can be explained, the last ones.
+const RECORDS_MAX: usize = 256;
+
+/// Where the window of a report begins: 50 to 60 s before.
+pub(super) fn window_from(now: Micros) -> Micros {
+    Micros((now.0 / SLICE_US).saturating_sub(SLICES as u64 - 1) * SLICE_US)
+}
+
+/// What requests took and got.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Spent {
+    pub requests: u64,
+    /// Microseconds of steps.
+    pub prompt_us: f64,
+    pub output_us: f64,
+    pub computed_tokens: u64,
+    pub cached_tokens: u64,
+    pub output_tokens: u64,
+    /// Requests whose first token came, and those of them that had it in time.
+    pub begun: u64,
+    pub in_time: u64,
+}
+
+impl Spent {
+    pub fn us(&self) -> f64 {
+        self.prompt_us + self.output_us
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.prompt_us += other.prompt_us;
+        self.output_us += other.output_us;
+        self.computed_tokens += other.computed_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.output_tokens += other.output_tokens;
+        self.begun += other.begun;
+        self.in_time += other.in_time;
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Each with its number since the start.
+    slices: [(u64, Spent); SLICES],
+    records: VecDeque<Arc<Mutex<Told>>>,
+}
+
+/// One tenant's.
+pub(super) struct Account {
+    pub tenant: TenantId,
+    pub name: Arc<str>,
+    inner: Mutex<Inner>,
+}
+
+impl Account {
+    pub fn new(tenant: &Tenant) -> Self {
+        Self { tenant: tenant.id, name: tenant.name.clone(), inner: Mutex::default() }
+    }
+
+    fn spend(&self, now: Micros, what: impl FnOnce(&mut Spent)) {
+        let slice = now.0 / SLICE_US;
+        let mut inner = self.inner.lock();
+        let (number, spent) = &mut inner.slices[slice as usize % SLICES];
+        if *number != slice {
+            (*number, *spent) = (slice, Spent::default());
+        }
+        what(spent);
+    }
+
+    /// A prompt was computed.
+    pub fn computed(&self, now: Micros, tokens: u64, cached: u64, us: f64) {
+        self.spend(now, |spent| {
+            spent.computed_tokens += tokens - cached.min(tokens);
+            spent.cached_tokens += cached;
+            spent.prompt_us += us;
+        });
+    }
+
+    /// Since [`window_from`].
+    pub fn spent(&self, now: Micros) -> Spent {
+        let (first, last) = (window_from(now).0 / SLICE_US, now.0 / SLICE_US);
+        let mut sum = Spent::default();
+        let inner = self.inner.lock();
+        let slices = inner.slices.iter().filter(|(number, _)| (first..=last).contains(number));
+        slices.for_each(|(_, spent)| sum.add(spent));
+        sum
+    }
+
+    /// The last request of that id, and when it came.
+    pub fn find(&self, id: &str) -> Option<(Micros, Value)> {
+        let inner = self.inner.lock();
+        let told = inner.records.iter().rev().map(|told| told.lock()).find(|told| told.id == id)?;
+        Some((told.submitted, told.json()))
+    }
+}
+
+/// What is known of one request.
+struct Told {
+    id: String,
+    asked: Asked,
+    target: Duration,
+    submitted: Micros,
+    prompts: usize,
+    prompts_done: usize,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    output_tokens: u64,
+    prompt_us: f64,
+    output_us: f64,
+    first_token: Option<Duration>,
+    /// Of its choices: the longest.
+    queue_us: u64,
+    prefill_us: u64,
+    decode_us: u64,
+    /// Of its choices: the sum.
+    preemptions: u32,
+    waited_us: [u64; WaitingFor::ALL.len()],
+    drafts: (u32, u32),
+    /// The engine ended a choice: the last reason.
+    finished: Option<(FinishReason, Micros)>,
+    over: bool,
+}
+
+impl Told {
+    fn state(&self) -> &'static str {
+        match self.finished {
+            Some((reason, _)) if self.over => match reason {
+                FinishReason::Stop => "stop",
+                FinishReason::Length => "length",
+                FinishReason::Cancelled => "cancelled",
+                FinishReason::Deadline => "deadline",
+                FinishReason::Error => "error",
+            },
+            _ if self.over => "error",
+            _ if self.prompts_done < self.prompts => "prompt",
+            _ => "output",
+        }
+    }
+
+    fn json(&self) -> Value {
+        let s = |us: u64| seconds(us as f64);
+        let waited = WaitingFor::ALL.into_iter().zip(self.waited_us).filter(|(_, us)| *us > 0);
+        let waited: Map<String, Value> =
+            waited.map(|(reason, us)| (reason.name().to_owned(), s(us).into())).collect();
+        json!({
+            "object": "why.request",
+            "id": self.id,
+            "kind": self.asked.name(),
+            "state": self.state(),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "queue_s": s(self.queue_us),
+            "prefill_s": s(self.prefill_us),
+            "decode_s": s(self.decode_us),
+            "total_s": self.finished.map(|(_, at)| s(since(self.submitted, at))),
+            "time_to_first_token_s": self.first_token.map(|after| after.as_secs_f64()),
+            "target_s": self.target.as_secs_f64(),
+            "in_time": self.first_token.map(|after| after <= self.target),
+            "waited_s": waited,
+            "preemptions": self.preemptions,
+            "draft_tokens": self.drafts.0,
+            "accepted_draft_tokens": self.drafts.1,
+            "compute": {"prompt_s": seconds(self.prompt_us), "output_s": seconds(self.output_us)},
+        })
+    }
+}
+
+/// A request that was handed to the engine.
+pub(crate) struct Begun<'a> {
+    pub id: &'a str,
+    pub asked: Asked,
+    /// Of each prompt that the engine got, by its place.
+    pub hashes: Vec<(usize, BlockHashes)>,
+    pub submitted: Micros,
+}
+
+/// Where what becomes of a request is told.
+pub(super) struct Parts {
+    pub account: Arc<Account>,
+    pub engine: Arc<dyn Engine>,
+    pub prompts: Arc<Prompts>,
+}
+
+/// One request while it is followed: what becomes of it, for its tenant's sums and for itself.
+pub(crate) struct Record {
+    parts: Parts,
+    told: Arc<Mutex<Told>>,
+    hashes: Vec<(usize, BlockHashes)>,
+    /// Of each choice.
+    answers: Vec<Vec<u32>>,
+}
+
+impl Record {
+    pub(super) fn new(
+        parts: Parts,
+        Begun { id, asked, hashes, submitted }: Begun<'_>,
+        target: Duration,
+    ) -> Self {
+        let told = Arc::new(Mutex::new(Told {
+            id: id.to_owned(),
+            asked,
+            target,
+            submitted,
+            prompts: hashes.len(),
+            prompts_done: 0,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            output_tokens: 0,
+            prompt_us: 0.0,
+            output_us: 0.0,
+            first_token: None,
+            queue_us: 0,
+            prefill_us: 0,
+            decode_us: 0,
+            preemptions: 0,
+            waited_us: [0; WaitingFor::ALL.len()],
+            drafts: (0, 0),
+            finished: None,
+            over: false,
+        }));
+        parts.account.spend(submitted, |spent| spent.requests += 1);
+        let mut inner = parts.account.inner.lock();
+        if inner.records.len() == RECORDS_MAX {
+            inner.records.pop_front();
+        }
+        inner.records.push_back(told.clone());
+        drop(inner);
+        Self { parts, told, hashes, answers: Vec::new() }
+    }
+
+    fn spend(&self, what: impl FnOnce(&mut Spent)) {
+        self.parts.account.spend(self.parts.engine.now(), what);
+    }
+
+    fn hashes(&self, prompt: usize) -> Option<BlockHashes> {
+        self.hashes.iter().find(|(place, _)| *place == prompt).map(|(_, hashes)| hashes.clone())
+    }
+
+    /// A prompt was computed, which took so much of steps.
+    pub fn prompt(&self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
+        let Parts { account, engine, prompts } = &self.parts;
+        let (tokens, us, now) = (prompt.len() as u64, f64::from(us), engine.now());
+        if let Some(hashes) = self.hashes(place) {
+            prompts.prompt(account.tenant, hashes, prompt.clone(), cached, now);
+        }
+        let cached = u64::from(cached);
+        account.computed(now, tokens, cached, us);
+        let mut told = self.told.lock();
+        told.prompts_done += 1;
+        told.prompt_tokens += tokens;
+        told.cached_tokens += cached;
+        told.prompt_us += us;
+    }
+
+    /// A token of a choice came, which took so much of steps.
+    pub fn token(&mut self, choice: usize, token: u32, us: f32) {
+        if self.answers.len() <= choice {
+            self.answers.resize_with(choice + 1, Vec::new);
+        }
+        self.answers[choice].push(token);
+        let us = f64::from(us);
+        self.spend(|spent| {
+            spent.output_tokens += 1;
+            spent.output_us += us;
+        });
+        let mut told = self.told.lock();
+        told.output_tokens += 1;
+        told.output_us += us;
+    }
+
+    /// The first token of an answer came so long after the request. Of several answers the first counts.
+    pub fn first_token(&self, after: Duration) {
+        let mut told = self.told.lock();
+        if told.first_token.is_some() {
+            return;
+        }
+        told.first_token = Some(after);
+        let in_time = after <= told.target;
+        drop(told);
+        self.spend(|spent| {
+            spent.begun += 1;
+            spent.in_time += u64::from(in_time);
+        });
+    }
+
+    /// The engine ended a choice of a prompt.
+    pub fn finished(
+        &mut self,
+        (place, prompt, choice): (usize, &[u32], usize),
+        reason: FinishReason,
+        timing: &Timing,
+    ) {
+        if let (Some(answer), Some(hashes)) =
+            (self.answers.get_mut(choice).map(std::mem::take), self.hashes(place))
+        {
+            let block = hashes.block_tokens() as usize;
+            // The last token is never computed.
+            let computed = prompt.len() + answer.len().saturating_sub(1);
+            if computed / block > prompt.len() / block {
+                let mut tokens = [prompt, &answer].concat();
+                tokens.truncate(computed);
+                self.parts.prompts.answer(hashes, tokens);
+            }
+        }
+        let us = f64::from(timing.us);
+        let mut told = self.told.lock();
+        let of_prompt = told.prompts_done < told.prompts;
+        *if of_prompt { &mut told.prompt_us } else { &mut told.output_us } += us;
+        told.queue_us = told.queue_us.max(since(timing.arrived, timing.scheduled));
+        told.prefill_us = told.prefill_us.max(since(timing.scheduled, timing.first_token));
+        if timing.first_token > Micros(0) {
+            told.decode_us = told.decode_us.max(since(timing.first_token, timing.finished));
+        }
+        told.preemptions += timing.preemptions;
+        for (sum, (_, waited)) in told.waited_us.iter_mut().zip(timing.waited_us.iter()) {
+            *sum += waited;
+        }
+        told.drafts.0 += timing.draft_tokens;
+        told.drafts.1 += timing.accepted_draft_tokens;
+        told.finished = Some((reason, timing.finished));
+        drop(told);
+        self.spend(|spent| *if of_prompt { &mut spent.prompt_us } else { &mut spent.output_us } += us);
+    }
+}
+
+impl Drop for Record {
+    /// Nothing more comes.
+    fn drop(&mut self) {
+        self.told.lock().over = true;
+    }
+}

@@ -1,0 +1,324 @@
+//! What to change, with the evidence and what it would gain.
+//!
+//! Owns: which figures are a cause, and the model that the gain is computed from. Must never: say anything where there is no cause, or tell a
+//! token of anybody's prompt.
+//!
+//! The gain of all advice so far is tokens of prompts that need not be computed, in the time that the tokens of the window took by
+//! themselves. With more memory the cache hits what a cache of the last blocks of that size would have hit, less what one of the present
+//! size would (`folio_kv::ShadowIndex`): the difference is told, since Folio's own order of eviction is not that of the last use.
+
+use serde_json::{Value, json};
+
+use super::breaks::Break;
+use super::prompts::Found;
+
+/// Least share of the computed tokens of prompts that advice is given for.
+const LEAST: f64 = 0.05;
+/// Memory that is thought of, as multiples of the present.
+const MULTIPLES: [f64; 4] = [1.5, 2.0, 4.0, 8.0];
+/// Share of what the largest of them gains that is enough.
+const ENOUGH: f64 = 0.8;
+/// Blocks that must have been asked for, and prompts that must have broken, before anything is said.
+const BLOCKS: f64 = 64.0;
+const PROMPTS: f64 = 4.0;
+/// The kind of advice that is a client's to follow.
+const BROKEN: &str = "broken_prefix";
+
+/// What advice is computed from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Evidence {
+    /// Of the cache.
+    pub blocks: u32,
+    pub block_tokens: u32,
+    pub block_bytes: u64,
+    /// Blocks that evicted content had in the window; without any the cache is large enough.
+    pub evictions: u64,
+    /// Tokens of prompts that were computed in the window, and seconds of steps that they took.
+    pub computed_tokens: u64,
+    pub prompt_s: f64,
+    /// How many times more tokens fit the same memory as int8; `None`: they are that small already, or that is not known.
+    pub int8: Option<f64>,
+    /// KV is kept beside the cache.
+    pub has_tier: bool,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Advice {
+    pub kind: &'static str,
+    pub what: String,
+    pub because: String,
+    /// Share of the computed tokens of prompts that would not be computed.
+    pub share: f64,
+    pub evidence: Value,
+}
+
+impl Advice {
+    /// It is for a client to follow, and says nothing of others.
+    pub fn is_a_clients(&self) -> bool {
+        self.kind == BROKEN
+    }
+
+    /// Without what it gains, which is of everybody's figures.
+    pub fn told(&self) -> Value {
+        json!({"kind": self.kind, "do": self.what, "because": self.because, "evidence": self.evidence})
+    }
+
+    /// With what it gains of the window.
+    pub fn json(&self, evidence: &Evidence) -> Value {
+        let mut told = self.told();
+        told["gain"] = json!({
+            "prompt_tokens_share": self.share,
+            "prompt_tokens": self.share * evidence.computed_tokens as f64,
+            "step_s": self.share * evidence.prompt_s,
+        });
+        told
+    }
+}
+
+/// Share of the computed tokens that a cache of so many times as many blocks would not have to compute.
+fn spared(found: &Found, blocks: u32, times: f64) -> Option<f64> {
+    let index = &found.index;
+    let (now, then) = (index.hits_with(blocks.into())?, index.hits_with(f64::from(blocks) * times)?);
+    let computed = 1.0 - index.found()?;
+    Some(((then - now) / computed.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0))
+}
+
+/// All of it, what gains most first. `name`: of the tenant of a break.
+pub(super) fn advise(
+    found: &Found,
+    evidence: &Evidence,
+    name: impl Fn(&Break) -> Option<String>,
+) -> Vec<Advice> {
+    let mut all: Vec<Advice> = memory(found, evidence);
+    all.extend(found.breaks.all().filter_map(|of| broken(found, evidence, of, &name(of)?)));
+    all.retain(|advice| advice.share >= LEAST);
+    all.sort_by(|one, other| other.share.total_cmp(&one.share));
+    all
+}
+
+fn memory(found: &Found, evidence: &Evidence) -> Vec<Advice> {
+    let index = &found.index;
+    if evidence.evictions == 0 || index.asked() < BLOCKS {
+        return Vec::new();
+    }
+    let spared = |times| spared(found, evidence.blocks, times).unwrap_or(0.0);
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+    let hits = json!({
+        "evicted_blocks": evidence.evictions,
+        "hit_share": index.found(),
+        "hit_share_unbounded": index.unbounded(),
+    });
+    let unbounded = percent(index.unbounded().unwrap_or(0.0));
+    let found_now = percent(index.found().unwrap_or(0.0));
+    let why = |share: f64| {
+        format!(
+            "hits are {found_now} of prompt tokens and would be {unbounded} without bounds; content is evicted before it is asked for again. {} of the prompt tokens computed now would be found",
+            percent(share)
+        )
+    };
+    let most = spared(MULTIPLES[MULTIPLES.len() - 1]);
+    let times = MULTIPLES.into_iter().find(|times| spared(*times) >= ENOUGH * most).unwrap_or(MULTIPLES[0]);
+    let share = spared(times);
+    let bytes = f64::from(evidence.blocks) * evidence.block_bytes as f64;
+    let mut all = vec![Advice {
+        kind: "kv_memory",
+        what: format!(
+            "Give the KV cache {times} times the memory: --kv-cache-memory {:.0}MiB",
+            bytes * times / f64::from(1 << 20)
+        ),
+        because: why(share),
+        share,
+        evidence: json!({"times": times, "bytes": bytes * times, "cache": hits}),
+    }];
+    if let Some(times) = evidence.int8 {
+        let share = spared(times);
+        all.push(Advice {
+            kind: "kv_int8",
+            what: "Keep KV as int8: --kv-cache-dtype int8".to_owned(),
+            because: format!("the same memory holds {times:.2} times as many tokens; {}", why(share)),
+            share,
+            evidence: json!({"times": times, "cache": hits}),
+        });
+    }
+    if !evidence.has_tier {
+        let more = bytes * (times - 1.0);
+        all.push(Advice {
+            kind: "host_tier",
+            what: format!(
+                "Keep evicted KV in memory beside the cache: --host-kv-memory {:.0}MiB",
+                more / f64::from(1 << 20)
+            ),
+            because: format!(
+                "{}; loading it instead costs what copying costs, which was not measured",
+                why(share)
+            ),
+            share,
+            evidence: json!({"bytes": more, "cache": hits}),
+        });
+    }
+    all
+}
+
+fn broken(found: &Found, evidence: &Evidence, of: &Break, name: &str) -> Option<Advice> {
+    let computed = found.index.asked() * (1.0 - found.index.found()?) * f64::from(evidence.block_tokens);
+    if of.prompts < PROMPTS || computed <= 0.0 {
+        return None;
+    }
+    let share = (of.tokens / computed).min(1.0);
+    let behind = of.tokens / of.prompts;
+    Some(Advice {
+        kind: BROKEN,
+        what: format!("Have {name} put what changes in its prompts at token {} behind what does not", of.at),
+        because: format!(
+            "its prompts differ from those before at token {}, and about {behind:.0} tokens behind that are as before and computed again",
+            of.at
+        ),
+        share,
+        evidence: json!({"tenant": name, "position": of.at, "tokens_behind": behind}),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use folio_engine::request::RequestId;
+    use folio_engine::{Micros, Request, SamplingParams, SchedulerConfig};
+    use folio_kv::{BlockHashes, Identity, Root, TenantId};
+    use folio_sim::machine::{Machine, VOCAB};
+
+    use super::*;
+
+    const TENANT: TenantId = TenantId(1);
+    const BLOCK: u32 = 4;
+
+    fn root() -> Root {
+        Root::derive(&Identity {
+            tenant: TENANT,
+            tenant_secret: &[1; 32],
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        })
+    }
+
+    /// The same numbers every time.
+    fn numbers(seed: u64) -> impl FnMut() -> u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state >> 11
+        }
+    }
+
+    fn text(seed: u64, tokens: usize) -> Vec<u32> {
+        let mut next = numbers(seed);
+        (0..tokens).map(|_| (next() % u64::from(VOCAB)) as u32).collect()
+    }
+
+    /// What the engine computes of prompts that come one after the other, and what is found out about them.
+    fn replay(blocks: u32, prompts: &[Vec<u32>]) -> (Found, Evidence) {
+        let config =
+            SchedulerConfig { max_model_len: 512, max_num_batched_tokens: 256, ..Default::default() };
+        let mut machine = Machine::new(config, blocks, BLOCK);
+        let mut found = Found::default();
+        for (id, prompt) in prompts.iter().enumerate() {
+            let prompt: Arc<[u32]> = prompt.as_slice().into();
+            let sampling = SamplingParams::greedy(1);
+            machine.submit(Request::new(RequestId(id as u64), TENANT, root(), prompt.clone(), sampling));
+            machine.run();
+            let cached = machine.cached_tokens(id as u64).expect("its prompt was computed");
+            found.see(TENANT, &BlockHashes::new(&root(), &prompt, BLOCK), &prompt, cached, Micros(0));
+        }
+        let (stats, counters) = (machine.cache.stats(), machine.scheduler.counters());
+        let evidence = Evidence {
+            blocks,
+            block_tokens: BLOCK,
+            block_bytes: 1 << 20,
+            evictions: stats.evictions,
+            computed_tokens: counters.prompt_tokens - counters.cached_prompt_tokens,
+            prompt_s: 1.0,
+            int8: Some(1.9),
+            has_tier: false,
+        };
+        (found, evidence)
+    }
+
+    fn all(found: &Found, evidence: &Evidence) -> Vec<Advice> {
+        advise(found, evidence, |_| Some("acme".to_owned()))
+    }
+
+    /// What was gained, against what was promised.
+    fn kept(promised: f64, before: &Evidence, after: &Evidence) {
+        let gained = 1.0 - after.computed_tokens as f64 / before.computed_tokens as f64;
+        assert!(
+            gained > promised / 1.5 && gained < promised * 1.5,
+            "{promised} was promised, {gained} gained"
+        );
+    }
+
+    /// Documents that are asked about again, some more often than others.
+    fn documents(count: u64, requests: usize) -> Vec<Vec<u32>> {
+        let mut next = numbers(7);
+        let mut share = move || next() as f64 / (1u64 << 53) as f64;
+        let ask = |at: usize| {
+            [text((share().powi(2) * count as f64) as u64, 120), text(1000 + at as u64, 8)].concat()
+        };
+        (0..requests).map(ask).collect()
+    }
+
+    #[test]
+    fn more_memory_gains_what_was_promised() {
+        let prompts = documents(40, 600);
+        let (found, evidence) = replay(300, &prompts);
+        let advice = all(&found, &evidence);
+        let kinds: Vec<_> = advice.iter().map(|advice| advice.kind).collect();
+        for kind in ["kv_memory", "kv_int8", "host_tier"] {
+            assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
+        }
+        assert!(advice.is_sorted_by(|one, other| one.share >= other.share));
+        for Advice { share, evidence: of, .. } in
+            advice.iter().filter(|advice| advice.evidence["times"].is_number())
+        {
+            let times = of["times"].as_f64().expect("a number");
+            let (_, after) = replay((300.0 * times) as u32, &prompts);
+            kept(*share, &evidence, &after);
+        }
+    }
+
+    #[test]
+    fn a_prefix_that_is_no_longer_broken_gains_what_was_promised() {
+        let (front, rest) = (text(1, 37), text(2, 160));
+        let changing: Vec<Vec<u32>> = (0..60).map(|turn| text(5000 + turn, 3)).collect();
+        let broken: Vec<_> = changing.iter().map(|change| [&front[..], change, &rest].concat()).collect();
+        let (found, evidence) = replay(4000, &broken);
+        let advice = all(&found, &evidence);
+        assert_eq!(
+            advice.iter().map(|advice| advice.kind).collect::<Vec<_>>(),
+            [BROKEN],
+            "nothing was evicted"
+        );
+        assert_eq!(advice[0].evidence["position"], 37);
+        assert!(advice[0].what.contains("acme") && advice[0].what.contains("37"));
+        let mended: Vec<_> = changing.iter().map(|change| [&front[..], &rest, change].concat()).collect();
+        let (found, after) = replay(4000, &mended);
+        kept(advice[0].share, &evidence, &after);
+        assert_eq!(all(&found, &after), [], "and there is no more to say");
+    }
+
+    #[test]
+    fn where_there_is_no_cause_nothing_is_said() {
+        let different: Vec<_> = (0..200).map(|seed| text(seed, 150)).collect();
+        let (found, evidence) = replay(300, &different);
+        assert!(evidence.evictions > 0);
+        assert_eq!(all(&found, &evidence), [], "nothing is ever asked for again");
+        let (found, evidence) = replay(3000, &documents(40, 200));
+        assert_eq!((evidence.evictions, all(&found, &evidence)), (0, vec![]), "all of it fits");
+        let turns: Vec<_> = (1..20).map(|turn| text(3, 20 * turn)).collect();
+        let (found, evidence) = replay(300, &turns);
+        assert_eq!(all(&found, &evidence), [], "a conversation that goes on");
+    }
+}

@@ -1,0 +1,144 @@
+//! Whatever a request asks for, its answer with drafts is the one it has without: one case a parameter, over the real engine, sampler and
+//! grammars, with a model whose logits are as good as random.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Client, VOCAB, app, merged, tokenizer_with, tool_template};
+use folio_engine::engine::EngineParts;
+use folio_engine::{Clock, Micros, ModelExecutor, SchedulerConfig, start};
+use folio_kv::{CacheConfig, KvCache, default_policy};
+use folio_server::{App, ModelFacts, Parsers, ServerConfig};
+use folio_sim::SimBackend;
+use folio_text::{ReasoningFormat, ToolFormat};
+use serde_json::{Value, json};
+
+/// Steps take no time, so every draft is worth its row.
+struct Stopped;
+
+impl Clock for Stopped {
+    fn now(&self) -> Micros {
+        Micros(0)
+    }
+}
+
+fn client() -> Client {
+    let config = SchedulerConfig { max_model_len: 1024, max_num_batched_tokens: 64, ..Default::default() };
+    let vocab = VOCAB as usize;
+    let backend = SimBackend::new(vocab, 256, 16, 64, 64);
+    let engine = start(EngineParts {
+        config,
+        cache: KvCache::new(
+            CacheConfig { blocks: 256, block_tokens: 16, bytes_per_block: 1 },
+            default_policy(0.01),
+        ),
+        executor: Box::new(ModelExecutor::new(Box::new(backend), vocab, 64, 64)),
+        clock: Arc::new(Stopped),
+        vocab: VOCAB,
+        tiers: Vec::new(),
+        events: None,
+    });
+    let app = App {
+        model: ModelFacts { context_length: 1024, ..common::facts() },
+        parsers: Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") },
+        tokenizer: Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"])),
+        template: Some(Arc::new(tool_template())),
+        ..app(Arc::new(engine.expect("an engine")))
+    };
+    Client::with(ServerConfig::default(), app)
+}
+
+fn tool() -> Value {
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["to", "cents"], "properties": {
+        "to": {"enum": ["ann", "bob"]}, "cents": {"type": "integer", "minimum": 1, "maximum": 99},
+    }});
+    json!({"type": "function", "function": {"name": "pay", "parameters": schema, "strict": true}})
+}
+
+/// Nobody thinks unless that is what a case is about.
+fn cases() -> Vec<(&'static str, Value)> {
+    let abc = json!([97, 98, 99]);
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["name"], "properties": {
+        "name": {"type": "string", "maxLength": 12}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    }});
+    vec![
+        ("temperature 0", json!({"temperature": 0})),
+        ("penalties", json!({"presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.2})),
+        ("min_p", json!({"min_p": 0.1, "top_p": 0.9, "top_k": 40})),
+        ("logit_bias", json!({"logit_bias": {"97": 9, "98": 9, "99": 8, "257": -100}})),
+        ("bad_words", json!({"allowed_token_ids": abc, "bad_words": ["aa", "bcb"]})),
+        ("stop strings", json!({"allowed_token_ids": abc, "stop": ["abcab", "ccc"]})),
+        (
+            "stop strings that are kept",
+            json!({"allowed_token_ids": abc, "stop": ["abca"], "include_stop_str_in_output": true}),
+        ),
+        ("min_tokens", json!({"min_tokens": 25, "logit_bias": {"256": 12, "257": -100}})),
+        ("logprobs", json!({"logprobs": true, "top_logprobs": 3})),
+        ("n", json!({"n": 3})),
+        (
+            "a schema",
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": schema, "strict": true}}}),
+        ),
+        ("a regular expression", json!({"structured_outputs": {"regex": "(total: [0-9]{2} euros; ){1,3}"}})),
+        ("a choice", json!({"structured_outputs": {"choice": ["the first of them", "the second of them"]}})),
+        ("a reasoning budget", json!({"thinking_token_budget": 9, "logit_bias": {"257": 100, "258": -100}})),
+        ("a tool that must be called", json!({"tools": [tool()], "tool_choice": "required"})),
+        ("tools", json!({"tools": [tool()]})),
+    ]
+}
+
+#[tokio::test]
+async fn an_answer_is_the_same_with_drafts_whatever_is_asked_for() {
+    let client = client();
+    let (mut verified, mut wrong) = (0, 0);
+    for (name, extra) in cases() {
+        let base = json!({"temperature": 1, "seed": 7, "max_tokens": 70, "return_token_ids": true, "logit_bias": {"257": -100}});
+        let ask = merged(base, extra);
+        let answer = async |more: Value| {
+            let reply = client.chat(merged(ask.clone(), more)).await;
+            assert_eq!(reply.status, 200, "{name}: {}", reply.text);
+            let reply = reply.json();
+            let figure =
+                |field: &str| reply["usage"]["completion_tokens_details"][field].as_u64().unwrap_or(0);
+            let drafts = (figure("accepted_prediction_tokens"), figure("rejected_prediction_tokens"));
+            // A call's id is drawn anew.
+            let mut choices = reply["choices"].clone();
+            for choice in choices.as_array_mut().expect("choices") {
+                let calls = choice["message"].get_mut("tool_calls").and_then(Value::as_array_mut);
+                calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
+            }
+            (choices, drafts)
+        };
+        let (plain, drafted) = answer(json!({"speculative.n_max": 0})).await;
+        assert_eq!(drafted, (0, 0), "{name}");
+        // Then what it said is drafted from, right and, of another seed's, wrong.
+        for (seed, same) in [(7, true), (7, true), (8, false), (9, false), (7, true)] {
+            let (choices, (right, rejected)) = answer(json!({"speculative.n_max": 16, "seed": seed})).await;
+            assert!(!same || choices == plain, "{name}: {choices} without drafts {plain}");
+            verified += right;
+            wrong += rejected;
+        }
+    }
+    assert!(verified > 300 && wrong > 50, "{verified} right, {wrong} wrong");
+}
+
+/// What must come anyway is drafted without anybody's asking: fewer steps, the same tokens.
+#[tokio::test]
+async fn text_that_a_grammar_leaves_no_choice_about_is_verified_several_tokens_at_a_time() {
+    let client = client();
+    let ask = json!({"temperature": 1, "seed": 3, "max_tokens": 200, "speculative.n_max": 0,
+        "structured_outputs": {"regex": "the answer to all of the questions is [0-9]{2}, and nothing else"}});
+    let reply = client.chat(ask).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let text = reply.json()["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+    assert!(
+        text.starts_with("the answer to all of the questions is ") && text.ends_with(", and nothing else"),
+        "{text}"
+    );
+    let forced = client.metric("folio:grammar_forced_tokens_total", &[]).await;
+    let right = client.metric("folio:grammar_accepted_forced_tokens_total", &[]).await;
+    assert!(right > 20.0 && forced >= right, "{right} of {forced}");
+    let asked_for = client.metric("vllm:spec_decode_num_draft_tokens_total", &["drafter=\"suffix\""]).await;
+    assert_eq!(asked_for, 0.0);
+}

@@ -1,0 +1,264 @@
+//! `folio doctor --url`: what `GET /v1/why` of a running server says, in words.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::bench::table;
+use crate::remote;
+use crate::units;
+
+/// Asks the server and prints. `request`: about that one.
+pub fn run(url: &str, key: Option<&str>, request: Option<&str>, as_json: bool) -> Result<()> {
+    let query: Vec<(&str, &str)> = request.map(|id| ("request", id)).into_iter().collect();
+    let answer = remote::get(url, key, "why", &query)?;
+    match as_json {
+        true => println!("{answer:#}"),
+        false if request.is_some() => print!("{}", one(&answer)),
+        false => print!("{}", text(&answer)),
+    }
+    Ok(())
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn percent(value: &Value) -> String {
+    value.as_f64().map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share))
+}
+
+fn money(value: &Value) -> String {
+    value.as_f64().map_or("-".to_owned(), |price| format!("{price:.2}"))
+}
+
+fn size(value: &Value) -> String {
+    units::bytes(value.as_u64().unwrap_or(0))
+}
+
+fn line(out: &mut String, what: &str, text: &str) {
+    let _ = writeln!(out, "  {what:<9} {text}");
+}
+
+fn text(why: &Value) -> String {
+    let mut out =
+        format!("The last {:.0} s, {}:\n", number(&why["window_s"]), why["of"].as_str().unwrap_or("?"));
+    if why["time"].is_object() {
+        machine(&mut out, why);
+    }
+    let served = &why["served"];
+    let targets = &served["targets"];
+    line(
+        &mut out,
+        "served",
+        &format!(
+            "{} requests; first token in time (chat {} s, completions {} s) in {} of {}: {:.2}/s; {:.1} tokens/s",
+            served["requests"],
+            targets["chat_s"],
+            targets["completion_s"],
+            served["in_time"],
+            served["first_tokens"],
+            number(&served["goodput_per_s"]),
+            number(&served["output_tokens_per_s"]),
+        ),
+    );
+    cache(&mut out, &why["cache"]);
+    cost(&mut out, &why["cost"]);
+    advice(&mut out, &why["advice"]);
+    out
+}
+
+fn machine(out: &mut String, why: &Value) {
+    let time = &why["time"];
+    let shares = ["prefill", "decode", "mixed", "waiting", "idle"];
+    let shares: Vec<_> = shares.iter().map(|kind| format!("{kind} {}", percent(&time[*kind]))).collect();
+    let mostly = time["mostly"].as_str().map_or(String::new(), |kind| format!("; steps are mostly {kind}"));
+    line(out, "time", &format!("{}{mostly}", shares.join(", ")));
+    let limits = &why["limits"];
+    if let Some(reason) = limits["why"].as_str() {
+        line(out, "limits", &format!("not known: {reason}"));
+    }
+    for kind in ["prefill", "decode", "mixed"] {
+        let reached = &limits[kind];
+        if let Some(by) = reached["limited_by"].as_str() {
+            let (bandwidth, arithmetic) = (percent(&reached["bandwidth"]), percent(&reached["arithmetic"]));
+            line(
+                out,
+                kind,
+                &format!(
+                    "{bandwidth} of the machine's bandwidth, {arithmetic} of its arithmetic; nearer to its {by}"
+                ),
+            );
+        }
+    }
+    let batch = &why["batch"];
+    let per_step = |name: &str| number(&batch[name]);
+    line(
+        out,
+        "batch",
+        &format!(
+            "{:.1} of {} sequences and {:.1} of {} tokens in a step; {} preemptions, {} tokens computed again",
+            per_step("sequences_per_step"),
+            batch["sequences_max"],
+            per_step("tokens_per_step"),
+            batch["tokens_max"],
+            batch["preemptions"],
+            batch["recomputed_tokens"],
+        ),
+    );
+    let queue = &why["queue"];
+    let reasons = queue["reasons"].as_object().into_iter().flatten();
+    let reasons = reasons.filter(|(_, of)| number(&of["mean"]) > 0.0);
+    let reasons: Vec<_> = reasons.map(|(name, of)| format!("{name} {:.1}", number(&of["mean"]))).collect();
+    let reasons = if reasons.is_empty() {
+        "nobody waited".to_owned()
+    } else {
+        format!("in the mean for {}", reasons.join(", "))
+    };
+    line(out, "queue", &format!("{} running, {} waiting; {reasons}", queue["running"], queue["waiting"]));
+}
+
+fn cache(out: &mut String, cache: &Value) {
+    let bytes = &cache["bytes"];
+    if !bytes.is_object() {
+        let (active, cached) = (size(&cache["active_bytes"]), size(&cache["cached_bytes"]));
+        line(
+            out,
+            "cache",
+            &format!("{active} active, {cached} cached; hits {}", percent(&cache["hit_share"])),
+        );
+        return;
+    }
+    let lifetime = cache["lifetime_s"].as_f64();
+    let lifetime =
+        lifetime.map_or("nothing was evicted".to_owned(), |s| format!("content stays for {s:.0} s"));
+    line(
+        out,
+        "cache",
+        &format!(
+            "{} active, {} cached, {} free; {} of active unused; hits {}; {lifetime}",
+            size(&bytes["active"]),
+            size(&bytes["cached"]),
+            size(&bytes["free"]),
+            percent(&cache["waste"]),
+            percent(&cache["hit_share"]),
+        ),
+    );
+    if let Some(unbounded) = cache["unbounded"]["hit_share"].as_f64() {
+        line(out, "", &format!("a cache without bounds would hit {:.0} %", 100.0 * unbounded));
+    }
+}
+
+fn cost(out: &mut String, cost: &Value) {
+    let row = |name: &str, cost: &Value| {
+        vec![
+            name.to_owned(),
+            format!("{:.2}", number(&cost["seconds"])),
+            percent(&cost["share"]),
+            cost["computed_tokens"].to_string(),
+            cost["cached_tokens"].to_string(),
+            cost["output_tokens"].to_string(),
+            money(&cost["per_million_computed"]),
+            money(&cost["per_million_output"]),
+        ]
+    };
+    let mut rows = vec![row("all", cost)];
+    rows.extend(cost["tenants"].as_object().into_iter().flatten().map(|(name, of)| row(name, of)));
+    let header = ["", "seconds", "of time", "computed", "cached", "output", "per M computed", "per M output"];
+    let _ = write!(out, "\n{}", table::render(&header, &rows));
+}
+
+fn advice(out: &mut String, advice: &Value) {
+    for (at, one) in advice.as_array().into_iter().flatten().enumerate() {
+        let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
+        let _ = writeln!(out, "\n{}. {}\n   {}", at + 1, text("do"), text("because"));
+    }
+}
+
+fn one(request: &Value) -> String {
+    let s = |name: &str| request[name].as_f64().map_or("-".to_owned(), |s| format!("{s:.3} s"));
+    let mut out = format!(
+        "{} ({}): {}\n",
+        request["id"].as_str().unwrap_or("?"),
+        request["kind"].as_str().unwrap_or("?"),
+        request["state"].as_str().unwrap_or("?")
+    );
+    let (queue, prefill, decode) = (s("queue_s"), s("prefill_s"), s("decode_s"));
+    line(
+        &mut out,
+        "time",
+        &format!("queue {queue}, prompt {prefill}, output {decode}; in all {}", s("total_s")),
+    );
+    let tokens = |name: &str| request[name].to_string();
+    line(
+        &mut out,
+        "tokens",
+        &format!(
+            "{} of the prompt, {} of them cached; {} of output",
+            tokens("prompt_tokens"),
+            tokens("cached_tokens"),
+            tokens("output_tokens")
+        ),
+    );
+    line(
+        &mut out,
+        "first",
+        &format!("{} after the request, wanted within {}", s("time_to_first_token_s"), s("target_s")),
+    );
+    let waited = request["waited_s"].as_object().into_iter().flatten();
+    let waited: Vec<_> = waited.map(|(name, of)| format!("{name} {:.3} s", number(of))).collect();
+    let waited = if waited.is_empty() { "for nothing".to_owned() } else { waited.join(", ") };
+    line(&mut out, "waited", &format!("{waited}; preempted {} times", request["preemptions"]));
+    let compute = &request["compute"];
+    line(
+        &mut out,
+        "compute",
+        &format!(
+            "{:.3} s of the steps for the prompt, {:.3} s for the output",
+            number(&compute["prompt_s"]),
+            number(&compute["output_s"])
+        ),
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_said_and_what_is_is_told() {
+        let why = json!({
+            "of": "machine", "window_s": 55.2,
+            "time": {"prefill": 0.25, "decode": 0.5, "mixed": 0.0, "waiting": 0.0, "idle": 0.25, "mostly": "decode"},
+            "limits": {"known": false, "why": "no profile"},
+            "batch": {"sequences_per_step": 2.5, "sequences_max": 64, "tokens_per_step": 9.0, "tokens_max": 512, "preemptions": 0, "recomputed_tokens": 0},
+            "queue": {"running": 1, "waiting": 0, "reasons": {"capacity": {"mean": 0.5}}},
+            "served": {"requests": 3, "targets": {"chat_s": 0.5, "completion_s": 0.1}},
+            "cache": {"bytes": {"active": 1024}, "lifetime_s": null},
+            "cost": {"seconds": 41.4, "share": 0.75, "tenants": {"acme": {"seconds": 41.4}}},
+        });
+        let text = text(&why);
+        for part in [
+            "decode 50 %",
+            "mostly decode",
+            "not known: no profile",
+            "2.5 of 64 sequences",
+            "capacity 0.5",
+            "nothing was evicted",
+            "acme",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let one = one(
+            &json!({"id": "x", "kind": "chat", "state": "stop", "queue_s": 0.25, "waited_s": {"capacity": 0.2}, "preemptions": 1}),
+        );
+        assert!(
+            one.contains("queue 0.250 s") && one.contains("capacity 0.200 s; preempted 1 times"),
+            "{one}"
+        );
+    }
+}

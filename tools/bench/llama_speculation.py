@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Folio's drafts beside llama.cpp's on the same weights, prompts and machine, in turn.
+
+    python demo_gguf.py demo.f16.gguf; python demo_gguf.py draft.f16.gguf 2
+    python llama_speculation.py --llama-server PATH --folio PATH --model demo.f16.gguf [--draft draft.f16.gguf] [--rounds 5] [--out results.json]
+
+llama-server is built from the llama.cpp in the source archive of PyPI's llama-cpp-python (vendor/llama.cpp, target llama-server). One server for each way to draft
+(llama.cpp's --spec-type, Folio's --speculate) and one of each without runs all the time; every prompt is asked of all of them, one after the other, and
+each round the order begins with another. All are greedy and get the same token ids; a prompt is asked once of each server, so that no answer was said
+before, after a request for one token that has it computed and kept. Timed is the whole second request, by the client. Printed: medians over rounds
+of tokens per second, of the ratio to the same engine without drafts, and of drafts that were right.
+
+Texts, all within the context of 2,048 tokens: `copy` and `facts` (a text to be said again, alone and in a conversation that has it), `edit` (a file to be given back; the built-in model does not edit, it copies), `quote`
+(questions whose answers stand in the text), `agent` (a session that reads a part of a source of this repository again after each change), `story` (nothing to find
+but what the answer repeats itself).
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+from common import Server, folio_version, machine, now, save
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LLAMA_TYPES = ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"]
+FOLIO_TYPES = ["suffix", "ngram"]
+sys.path.insert(0, str(ROOT / "tools/demo_model"))
+
+
+class Llama:
+    """`llama-server` on a port, stopped at the end of a `with`."""
+
+    def __init__(self, binary, model, port, threads, flags=()):
+        self.address = f"127.0.0.1:{port}"
+        command = [binary, "-m", model, "--port", str(port), "-t", str(threads), "-np", "1", "-c", "2048", "--no-webui", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.log = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if "server is listening" in line:
+                break
+        else:
+            raise SystemExit(f"{' '.join(command)} ended:\n{''.join(self.log[-20:])}")
+        # What it goes on to say must not fill the pipe.
+        subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+    def answer(self, prompt, tokens):
+        body = post(self.address, "/completion", dict(prompt=prompt, n_predict=tokens, temperature=0, cache_prompt=True, return_tokens=True, ignore_eos=True))
+        timings = body["timings"]
+        return body["tokens"], timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+
+
+class Folio(Server):
+    counts = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+
+    def drafts(self):
+        lines = [line for line in self.get("/metrics").splitlines() if not line.startswith("#")]
+        return [sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)) for name in self.counts]
+
+    def answer(self, prompt, tokens):
+        body = post(self.address, "/v1/completions", dict(prompt=prompt, max_tokens=tokens, temperature=0, ignore_eos=True, return_token_ids=True))
+        return body["choices"][0].get("token_ids") or body["choices"][0]["text"], 0, 0
+
+
+def post(address, path, body):
+    connection = http.client.HTTPConnection(address, timeout=600)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    if answer.status != 200:
+        raise SystemExit(f"{path}: HTTP {answer.status}: {text[:500]}")
+    connection.close()
+    return json.loads(text)
+
+
+def asked(*texts):
+    """A conversation as the built-in model reads it; the user begins, and both speak in turn."""
+    turns = "".join(f"<|{('user', 'assistant')[at % 2]}|>{text}<|end|>" for at, text in enumerate(texts))
+    return "<|begin|>" + turns + "<|assistant|>"
+
+
+def prompts(round_):
+    """Of each kind one, other ones in each round."""
+    from generate import example
+    from tasks import sentence
+    from words import ANIMALS
+
+    rng = random.Random(f"speculation/{round_}")
+    lines = [sentence(rng) for _ in range(12)]
+    sources = [text for path in sorted((ROOT / "crates/folio-engine/src").rglob("*.rs")) if len(text := path.read_text()) > 4000]
+    source = sources[round_ % len(sources)]
+    file = source[:1400]
+    told = [rng.choice(["Okay, I will remember that.", "Got it."]) for _ in range(4)]
+    facts = [" ".join(sentence(rng) for _ in range(4)) for _ in told]
+    part = source[2000:2600]
+    reads = [text for step in range(3) for text in (f"I read part_{round_}.rs again.", part.replace("let ", f"let part_{step}_", 1))]
+    item = example(rng, "story_question", 0, len)
+    return {
+        "copy": asked("Repeat after me: " + " ".join(lines)),
+        "edit": asked("Copy this exactly: " + file),
+        "quote": asked(*[m["content"] for m in item["messages"] if m["role"] != "system"][-3:]),
+        "agent": asked("Find out why the test fails, and mend it.", *reads),
+        "facts": asked(*[text for pair in zip(facts, told) for text in pair], "Repeat after me: " + facts[0]),
+        "story": asked(f"Tell me a story about a {rng.choice(ANIMALS)}."),
+    }
+
+
+def ask(server, prompt, tokens):
+    server.answer(prompt, 1)
+    before = server.drafts() if isinstance(server, Folio) else None
+    began = time.perf_counter()
+    said, drafts, right = server.answer(prompt, tokens)
+    seconds = time.perf_counter() - began
+    if before:
+        drafts, right = (after - earlier for earlier, after in zip(before, server.drafts()))
+    return {"tokens_per_s": tokens / seconds, "drafts": drafts, "right": right, "said": said}
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--llama-server", required=True)
+    ap.add_argument("--folio", required=True)
+    ap.add_argument("--model", required=True)
+    ap.add_argument("--draft")
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--tokens", type=int, default=256)
+    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--port", type=int, default=18230)
+    ap.add_argument("--out")
+    a = ap.parse_args()
+    llama = {"off": [], **{kind: ["--spec-type", kind] for kind in LLAMA_TYPES}}
+    folio = {"off": ["--speculate", "off"], **{kind: ["--speculate", kind] for kind in FOLIO_TYPES}}
+    if a.draft:
+        llama["draft"] = ["--spec-type", "draft-simple", "-md", a.draft, "-td", str(a.threads)]
+        folio["draft"] = ["--draft-model", a.draft]
+    servers, rows = {}, []
+    try:
+        for at, (name, flags) in enumerate(llama.items()):
+            servers["llama.cpp", name] = Llama(a.llama_server, a.model, a.port + at, a.threads, flags)
+        for name, flags in folio.items():
+            servers["folio", name] = Folio(a.folio, a.model, ["--threads", str(a.threads), "--max-num-seqs", "1", "--kv-cache-memory", "64MiB", *flags])
+        tokenizer = servers["folio", "off"]
+        for round_ in range(a.rounds):
+            for kind, text in prompts(round_).items():
+                ids = post(tokenizer.address, "/tokenize", dict(prompt=text, add_special_tokens=False))["tokens"][-(2040 - a.tokens):]
+                order = list(servers)
+                order = order[round_ % len(order):] + order[: round_ % len(order)]
+                for key in order:
+                    rows.append(dict(round=round_, text=kind, prompt_tokens=len(ids), engine=key[0], drafter=key[1], **ask(servers[key], ids, a.tokens)))
+                print(f"round {round_}, {kind}", file=sys.stderr, flush=True)
+    finally:
+        for server in servers.values():
+            server.__exit__()
+    version = subprocess.run([a.llama_server, "--version"], capture_output=True, text=True).stderr.strip().splitlines()
+    report(rows)
+    if a.out:
+        for row in rows:
+            row.pop("said")
+        save(a.out, {"kind": "llama-speculation", "when": now(), "machine": machine(), "folio": folio_version(a.folio), "llama": version[:2],
+                     "arguments": {"tokens": a.tokens, "rounds": a.rounds, "threads": a.threads}, "rows": rows})
+
+
+def report(rows):
+    of = lambda **want: [row for row in rows if all(row[name] == value for name, value in want.items())]
+    kinds = list(dict.fromkeys(row["text"] for row in rows))
+    ways = list(dict.fromkeys((row["engine"], row["drafter"]) for row in rows))
+    print("| text | drafts of | tokens/s | on / off (range) | right of drafts | same tokens as without | Folio's suffix / this |\n|---|---|---|---|---|---|---|")
+    for kind in kinds:
+        for engine, drafter in ways:
+            own = of(text=kind, engine=engine, drafter=drafter)
+            off, suffix = of(text=kind, engine=engine, drafter="off"), of(text=kind, engine="folio", drafter="suffix")
+            ratios = [on["tokens_per_s"] / without["tokens_per_s"] for on, without in zip(own, off)]
+            beside = [mine["tokens_per_s"] / theirs["tokens_per_s"] for mine, theirs in zip(suffix, own)]
+            same = sum(on["said"] == without["said"] for on, without in zip(own, off))
+            print(f"| {kind} | {engine} {drafter} | {statistics.median(row['tokens_per_s'] for row in own):.0f} | {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) | "
+                  f"{sum(row['right'] for row in own):.0f} of {sum(row['drafts'] for row in own):.0f} | {same} of {len(own)} | {statistics.median(beside):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
