@@ -383,10 +383,13 @@ fn fields_that_nobody_knows_are_looked_up_in_proportion() {
     }
 }
 
+/// An answer of a size.
+type Says = fn(usize) -> String;
+
 /// What a model says, told by every API, in a stream and whole.
 #[test]
 fn answers_are_written_in_proportion() {
-    let says: [(&str, fn(usize) -> String); 6] = [
+    let says: [(&str, Says); 6] = [
         ("text", |n| "word \n".repeat(n)),
         ("escapes", |n| "\u{1}\"\\".repeat(2 * n)),
         ("thoughts", |n| format!("<think>{}</think>ok", "so ".repeat(2 * n))),
