@@ -236,7 +236,8 @@ fn connections_and_streams_are_held_together_in_flat_memory() {
     let (stream, grown) = ((early - held) / STREAMS as i64, (late - early) / STREAMS as i64);
     println!("{STREAMS} open streams beside them: {stream} bytes each, {grown} more after 100 tokens more");
     assert!(stream <= BYTES_PER_STREAM, "{stream} bytes for an open stream");
-    assert!(grown < 512, "{grown} bytes more of a stream that is read");
+    // An answer's tokens, and no more than their places in it.
+    assert!(grown < 1024, "{grown} bytes more of a stream that is read");
     assert!(get(address, "/health").starts_with("HTTP/1.1 200"), "and others are served");
     while engine.live() > 0 {
         engine.step();

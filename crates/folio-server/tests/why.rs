@@ -49,9 +49,11 @@ async fn costs_add_up_to_the_time_that_passed() {
     let why = WhyConfig { price_per_hour: Some(3600.0), ..WhyConfig::default() };
     let config = ServerConfig { why, ..Default::default() };
     let client = Client::with(config, app(Arc::new(engine.clone())));
+    let mut said = 0.0;
     for round in 0..4 {
         let prompt = "x".repeat(100 + 40 * round);
-        client.complete(json!({"prompt": prompt, "max_tokens": 10, "n": 2})).await;
+        let reply = client.complete(json!({"prompt": prompt, "max_tokens": 10, "n": 2})).await;
+        said += number(&reply.json(), "/usage/completion_tokens");
     }
     idle(&engine).await;
     let why = client.get("/v1/why").await.json();
@@ -74,7 +76,7 @@ async fn costs_add_up_to_the_time_that_passed() {
         (tokens / 1e6 - cost("price")).abs() < 1e-6 * cost("price").max(1.0),
         "prices of tokens are the price"
     );
-    assert_eq!((cost("output_tokens"), cost("per_million_cached")), (80.0, 0.0));
+    assert_eq!((cost("output_tokens"), cost("per_million_cached")), (said, 0.0));
     assert!(cost("cached_tokens") > 0.0 && cost("spared_by_cache_s") > 0.0);
     assert_eq!(number(&why, "/served/first_tokens"), 4.0);
     assert!(
