@@ -178,7 +178,8 @@ def test_only_those_tenants_are_told_whom_the_operator_named(serve):
     assert router.held == held and held
     assert router.salts == {"key:1"}
     blocks = sum(usage["prompt_tokens"] // 16 for usage in told)
-    assert len(held) <= blocks + 2
+    for medium in {medium for _, medium in held}:
+        assert sum(of == medium for _, of in held) <= blocks + 2, medium
     router.close()
 
 
@@ -234,6 +235,6 @@ def test_maps_and_old_replies_are_a_switch(serve):
     number, payload = socket.recv_multipart()
     assert struct.unpack(">Q", number) == (end - 1,)
     _, (event, *_), _ = msgspec.msgpack.decode(payload)
-    assert event["type"] == "BlockStored" and event["medium"] == "GPU" and event["block_size"] == 16
+    assert event["type"] == "BlockStored" and event["medium"] in ("GPU", "CPU") and event["block_size"] == 16
     assert all(len(of) == 32 for of in event["block_hashes"])
     context.destroy(linger=0)

@@ -38,8 +38,14 @@ pub struct LoadOptions<'a> {
 }
 
 impl LoadOptions<'_> {
-    fn kv_layout(&self, checkpoint: &Checkpoint, max_model_len: usize) -> Result<KvLayout> {
-        kv_layout(checkpoint.config(), &self.kv_formats, self.block_tokens, max_model_len)
+    /// The cache of a decoder that lies in `checkpoint`, for sequences of `positions` tokens.
+    pub(crate) fn kv_layout(
+        &self,
+        config: &Config,
+        checkpoint: &Checkpoint,
+        positions: usize,
+    ) -> Result<KvLayout> {
+        kv_layout(config, &self.kv_formats, self.block_tokens, positions)
             .map_err(|problem| ModelError::KvLayout { place: checkpoint.location(), problem })
     }
 
@@ -116,7 +122,7 @@ impl Model {
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
         let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
-        let layout = options.kv_layout(checkpoint, max_model_len)?;
+        let layout = options.kv_layout(config, checkpoint, max_model_len)?;
         let specs = weight_specs(config);
         let census = check(checkpoint, specs.iter())?;
         refuse_unexpected(checkpoint, specs.iter())?;
@@ -142,7 +148,7 @@ impl Model {
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
         let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
-        let layout = options.kv_layout(checkpoint, max_model_len)?;
+        let layout = options.kv_layout(config, checkpoint, max_model_len)?;
         let specs = weight_specs(config);
         let mut dummy = Dummy::new(&mut *backend, encoding);
         let weights = specs.try_map(&mut dummy)?;
@@ -164,7 +170,7 @@ impl Model {
     ) -> Result<LoadedModel> {
         let config = checkpoint.config();
         let max_model_len = model_length(config, checkpoint.settings(), options.max_model_len)?;
-        let layout = options.kv_layout(checkpoint, max_model_len)?;
+        let layout = options.kv_layout(config, checkpoint, max_model_len)?;
         let specs = weight_specs(config);
         let mut ids = Ids::default();
         let weights = specs.try_map(&mut ids)?;

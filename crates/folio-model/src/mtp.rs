@@ -268,9 +268,7 @@ impl DraftHead for Head {
         options: &LoadOptions<'_>,
     ) -> Result<LoadedHead> {
         let positions = options.max_model_len.unwrap_or(self.config.max_position);
-        let layout = decoder::kv_layout(&self.config, &options.kv_formats, options.block_tokens, positions);
-        let problem = |problem| ModelError::KvLayout { place: target.location(), problem };
-        let kv_layout = layout.map_err(problem)?;
+        let kv_layout = options.kv_layout(&self.config, target, positions)?;
         let program = self.program(target, backend, positions)?;
         backend.load_program(program, options.max_rows, options.max_logit_rows, positions)?;
         Ok(LoadedHead { vocab: self.config.vocab, token_ids: None, kv_layout })

@@ -214,40 +214,48 @@ fn connections_and_streams_are_held_together_in_flat_memory() {
     println!("{CONNECTIONS} idle connections: {each} bytes each");
     assert!(each <= BYTES_PER_CONNECTION, "{each} bytes for an idle connection");
 
-    let mut streams = Client::start(address, "streams");
-    streams.tell(STREAMS);
-    streams.hear(&format!("done {STREAMS}"));
-    until("all run", || engine.live() == STREAMS);
-    assert_eq!(connections(address), CONNECTIONS + STREAMS + 1, "none gave way");
-    let in_flight = |bytes: usize| {
-        let line = format!("folio:in_flight_bytes{{model_name=\"test-model\"}} {bytes}\n");
-        get(address, "/metrics").contains(&line)
-    };
-    let step = |count: usize| {
-        for _ in 0..count {
+    let mut ended = held;
+    for round in 0..2 {
+        let mut streams = Client::start(address, "streams");
+        streams.tell(STREAMS);
+        streams.hear(&format!("done {STREAMS}"));
+        until("all run", || engine.live() == STREAMS);
+        assert_eq!(connections(address), CONNECTIONS + STREAMS + 1, "none gave way");
+        let in_flight = |bytes: usize| {
+            let line = format!("folio:in_flight_bytes{{model_name=\"test-model\"}} {bytes}\n");
+            get(address, "/metrics").contains(&line)
+        };
+        let step = |count: usize| {
+            for _ in 0..count {
+                engine.step();
+                until("all is read", || in_flight(STREAMS * 8));
+            }
+            LIVE.load(Relaxed)
+        };
+        // By then every queue has had each of its parts.
+        let early = step(70);
+        let late = step(100);
+        let (stream, grown) = ((early - ended) / STREAMS as i64, (late - early) / STREAMS as i64);
+        println!(
+            "{STREAMS} open streams beside them: {stream} bytes each, {grown} more after 100 tokens more"
+        );
+        assert!(stream <= BYTES_PER_STREAM, "{stream} bytes for an open stream");
+        // An answer's tokens, and no more than their places in it.
+        assert!(grown < 1024, "{grown} bytes more of a stream that is read");
+        assert!(get(address, "/health").starts_with("HTTP/1.1 200"), "and others are served");
+        while engine.live() > 0 {
             engine.step();
-            until("all is read", || in_flight(STREAMS * 8));
         }
-        LIVE.load(Relaxed)
-    };
-    // By then every queue has had each of its parts.
-    let early = step(70);
-    let late = step(100);
-    let (stream, grown) = ((early - held) / STREAMS as i64, (late - early) / STREAMS as i64);
-    println!("{STREAMS} open streams beside them: {stream} bytes each, {grown} more after 100 tokens more");
-    assert!(stream <= BYTES_PER_STREAM, "{stream} bytes for an open stream");
-    // An answer's tokens, and no more than their places in it.
-    assert!(grown < 1024, "{grown} bytes more of a stream that is read");
-    assert!(get(address, "/health").starts_with("HTTP/1.1 200"), "and others are served");
-    while engine.live() > 0 {
-        engine.step();
+        streams.hear("read");
+        until("nothing is held of the streams", || in_flight(0) && connections(address) == CONNECTIONS + 1);
+        let after = LIVE.load(Relaxed);
+        let left = (after - ended) / STREAMS as i64;
+        println!("{left} bytes left of each stream that ended");
+        // What a tenant's first requests leave behind is bounded (their records, room in tables), and so are the samples of the minutes that
+        // pass meanwhile.
+        assert!(round == 0 || left < 1024, "{left} bytes left of a stream that ended");
+        ended = after;
     }
-    streams.hear("read");
-    until("nothing is held of the streams", || in_flight(0) && connections(address) == CONNECTIONS + 1);
-    let after = LIVE.load(Relaxed);
-    let left = (after - held) / STREAMS as i64;
-    println!("{left} bytes left of each stream that ended");
-    assert!(left < 1024, "{left} bytes left of a stream that ended");
     drop(idle);
     until("they are given up", || connections(address) == 1);
 }

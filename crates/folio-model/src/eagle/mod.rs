@@ -27,7 +27,7 @@ pub use settings::is_head;
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::decoder::{Tap, Taps, kv_layout};
+use crate::decoder::{Tap, Taps};
 use crate::draft_head::{DraftHead, LoadedHead, load_matrix};
 use crate::error::{ModelError, Result};
 use crate::loader::LoadOptions;
@@ -323,11 +323,8 @@ impl DraftHead for Head {
         backend: &mut dyn Backend,
         options: &LoadOptions<'_>,
     ) -> Result<LoadedHead> {
-        let config = self.config();
         let positions = options.max_model_len.unwrap_or(target.config().max_position);
-        let layout = kv_layout(config, &options.kv_formats, options.block_tokens, positions);
-        let problem = |problem| ModelError::KvLayout { place: self.checkpoint.location(), problem };
-        let kv_layout = layout.map_err(problem)?;
+        let kv_layout = options.kv_layout(self.config(), &self.checkpoint, positions)?;
         let program = self.program(target, backend, positions)?;
         backend.load_program(program, options.max_rows, options.max_logit_rows, positions)?;
         Ok(LoadedHead { vocab: self.settings.draft_vocab, token_ids: self.token_ids.clone(), kv_layout })

@@ -168,7 +168,7 @@ impl ResponseDriver {
                 // It also queues until the step under way ends and the engine takes it up.
                 let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
                 self.metrics().timing(&timing, produced);
-                let of = (prompt, &*self.job.prompts[prompt].tokens, index);
+                let of = (prompt, &self.job.prompts[prompt].tokens, index);
                 self.record.finished(of, reason, &timing);
                 self.predicted(prompt, &timing);
                 self.in_engine.finished = self.in_engine.finished.max(timing.finished);

@@ -190,16 +190,16 @@ fn of_every_kind_in_every_way() {
         cached += run.cached.iter().sum::<u32>();
         loads += run.loads.iter().filter(|arrived| **arrived).count();
     }
-    for script in SCRIPTS {
-        let (drafts, right) = seen[&script];
-        let enough = match script {
-            Script::Wrong => drafts > 20 && right == 0,
-            // Up to what is no token, and all but what lies behind the end of an answer.
-            Script::Right(_) | Script::OutOfVocabulary => drafts > 50 && right > drafts - drafts / 10,
-            _ => right > 20 && drafts > right,
-        };
-        assert!(enough, "{script:?}: {right} of {drafts}");
-    }
+    let expected = |script: Script, drafts: u64, right: u64| match script {
+        Script::Wrong | Script::Forbidden => drafts > 20 && right == 0,
+        // Up to what is no token, and all but what lies behind the end of an answer.
+        Script::Right(_) | Script::OutOfVocabulary => drafts > 50 && right > drafts - drafts / 10,
+        _ => right > 20 && drafts > right,
+    };
+    let counts = SCRIPTS.map(|script| (script, seen[&script]));
+    let others: Vec<_> =
+        counts.iter().filter(|(script, (drafts, right))| !expected(*script, *drafts, *right)).collect();
+    assert!(others.is_empty(), "{others:?} of {counts:?}");
     assert!(
         preemptions > 100 && ahead > 100 && cached > 1000 && loads > 50,
         "{preemptions} {ahead} {cached} {loads}"

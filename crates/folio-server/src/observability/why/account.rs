@@ -311,20 +311,18 @@ impl Record {
     /// The engine ended a choice of a prompt.
     pub fn finished(
         &mut self,
-        (place, prompt, choice): (usize, &[u32], usize),
+        (place, prompt, choice): (usize, &Arc<[u32]>, usize),
         reason: FinishReason,
         timing: &Timing,
     ) {
-        if let (Some(answer), Some(hashes)) =
+        if let (Some(mut answer), Some(hashes)) =
             (self.answers.get_mut(choice).map(std::mem::take), self.hashes(place))
         {
-            let block = hashes.block_tokens() as usize;
             // The last token is never computed.
-            let computed = prompt.len() + answer.len().saturating_sub(1);
-            if computed / block > prompt.len() / block {
-                let mut tokens = [prompt, &answer].concat();
-                tokens.truncate(computed);
-                self.parts.prompts.answer(hashes, tokens);
+            answer.pop();
+            let block = hashes.block_tokens() as usize;
+            if (prompt.len() + answer.len()) / block > prompt.len() / block {
+                self.parts.prompts.answer(hashes, prompt.clone(), answer);
             }
         }
         let us = f64::from(timing.us);

@@ -31,10 +31,11 @@ enum Seen {
         cached: u32,
         at: Micros,
     },
-    /// A prompt and its answer.
+    /// A prompt, its hashes, and what was computed of its answer.
     Answer {
         hashes: BlockHashes,
-        tokens: Vec<u32>,
+        prompt: Arc<[u32]>,
+        answer: Vec<u32>,
     },
 }
 
@@ -71,9 +72,9 @@ impl Prompts {
         self.see(Seen::Prompt { tenant, hashes, tokens, cached, at });
     }
 
-    /// An answer ended; `tokens` are the prompt's and its own.
-    pub fn answer(&self, hashes: BlockHashes, tokens: Vec<u32>) {
-        self.see(Seen::Answer { hashes, tokens });
+    /// An answer ended, of which these tokens were computed.
+    pub fn answer(&self, hashes: BlockHashes, prompt: Arc<[u32]>, answer: Vec<u32>) {
+        self.see(Seen::Answer { hashes, prompt, answer });
     }
 
     fn see(&self, seen: Seen) {
@@ -135,10 +136,10 @@ fn look(seen: &Receiver<Seen>, found: &Mutex<Found>) {
             Seen::Prompt { tenant, hashes, tokens, cached, at } => {
                 found.lock().see(tenant, &hashes, &tokens, cached, at);
             }
-            Seen::Answer { mut hashes, tokens } => {
-                let prompt = hashes.iter(true).count();
-                hashes.extend(&tokens);
-                found.lock().index.computed(hashes.iter(true).skip(prompt));
+            Seen::Answer { mut hashes, prompt, answer } => {
+                let of_prompt = hashes.iter(true).count();
+                hashes.extend(&[&prompt[..], &answer].concat());
+                found.lock().index.computed(hashes.iter(true).skip(of_prompt));
             }
         }
     }
@@ -167,7 +168,7 @@ mod tests {
         };
         let first: Vec<u32> = (0..21).collect();
         let hashes = ask(first.clone(), 1);
-        prompts.answer(hashes, [first, (50..60).collect()].concat());
+        prompts.answer(hashes, first.into(), (50..60).collect());
         ask([(0..21).collect::<Vec<u32>>(), (50..60).collect(), (90..93).collect()].concat(), 2);
         for _ in 0..1000 {
             std::thread::sleep(std::time::Duration::from_millis(1));
