@@ -92,27 +92,32 @@ class Router:
             self.apply(payload)
         assert self.next >= until, (self.next, until)
 
+    def read(self):
+        """One message, and those lost before it; false where none comes."""
+        if not self.sub.poll(200):
+            return False
+        topic, number, payload = self.sub.recv_multipart()
+        (number,) = struct.unpack(">Q", number)
+        assert topic == b""
+        if number < self.next:
+            return True
+        if self.rng.random() < self.lose:
+            self.lost += 1
+            return True
+        if number > self.next:
+            self.catch_up(number)
+        if number == self.next:
+            self.apply(payload)
+        return True
+
     def follow(self, end, seconds=30):
         """Reads until it knows everything before message `end`."""
         limit = time.monotonic() + seconds
         while self.next < end:
             assert time.monotonic() < limit, (self.next, end)
-            if not self.sub.poll(200):
+            if not self.read():
                 # The last ones were thrown away.
                 self.catch_up(end)
-                continue
-            topic, number, payload = self.sub.recv_multipart()
-            (number,) = struct.unpack(">Q", number)
-            assert topic == b""
-            if number < self.next:
-                continue
-            if self.rng.random() < self.lose:
-                self.lost += 1
-                continue
-            if number > self.next:
-                self.catch_up(number)
-            if number == self.next:
-                self.apply(payload)
 
     def apply(self, payload):
         batch = DECODER.decode(payload)

@@ -98,9 +98,15 @@ class Soak:
             await asyncio.to_thread(self.server.get, "/health")
             await asyncio.sleep(0.25)
 
-    async def run(self, workers):
+    async def run(self, workers, router):
         async with connect(self.server) as client:
-            await asyncio.gather(self.watch(), *(self.worker(client) for _ in range(workers)))
+            follows = asyncio.to_thread(self.follow, router)
+            await asyncio.gather(self.watch(), follows, *(self.worker(client) for _ in range(workers)))
+
+    def follow(self, router):
+        """A router reads messages as they come: the server keeps a number of them only for those who missed one."""
+        while router and time.monotonic() < self.end:
+            router.read()
 
 
 def check_memory(rss):
@@ -164,7 +170,7 @@ def main():
     server = Server(*SERVER_ARGS, *memory, *tiers)
     router = Router(server) if args.tiers else None
     soak = Soak(server, pool, alone, args.seconds, rng)
-    asyncio.run(soak.run(args.workers))
+    asyncio.run(soak.run(args.workers, router))
     metrics = server.wait_idle()
     value = lambda name, **labels: metrics[name, frozenset(labels.items())]
     print(
