@@ -164,10 +164,9 @@ impl Bench {
             buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, FFN],
             ropes: vec![Rope { inv_freq, scale: 1.0 }],
             attention,
-            experts: Vec::new(),
             body,
             head,
-            features: None,
+            ..Program::default()
         };
         self.backend.load_program(program, MAX_ROWS, 32, MAX_POSITION).expect("a program");
         let layout = KvLayout::full(LAYERS, KV_HEADS, HEAD_DIM, KvFormat::F16, BLOCK);

@@ -140,8 +140,12 @@ impl Recorder {
                 (Box::new(backend) as Box<dyn Backend>, model, recast)
             }
         };
-        let windows_of_model = model.kv_layout.groups.iter_mut().skip(1);
-        windows_of_model.for_each(|group| group.block_tokens *= setup.window_blocks as usize);
+        for group in model.kv_layout.groups.iter_mut().skip(1) {
+            // States are kept as often as may be, so that there is much to go on from.
+            let tokens =
+                if group.state_values().is_some() { BLOCK_TOKENS as usize } else { group.block_tokens };
+            group.block_tokens = tokens * setup.window_blocks as usize;
+        }
         backend
             .allocate_cache(&model.kv_layout, &vec![blocks as usize; model.kv_layout.groups.len()])
             .expect("a cache");

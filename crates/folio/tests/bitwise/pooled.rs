@@ -69,7 +69,8 @@ fn vectors_after_prefix_hits() {
             let mut second = first[..shared].to_vec();
             second.push((first[shared] + 1) % world.recorder.vocab());
             second.extend(prompt(shared as u64 + 100, 9, world.recorder.vocab()));
-            for (pooling, cached) in [(Pooling::Last, shared as u32), (Pooling::Mean, 0)] {
+            let kept = world.recorder.kept(shared as u32);
+            for (pooling, cached) in [(Pooling::Last, kept), (Pooling::Mean, 0)] {
                 let arrivals = [Arrival::pooled(second.clone(), pooling)];
                 let oracle = Oracle::new(&mut world, &arrivals);
                 world.run(&whole(), &[Arrival::pooled(first.clone(), Pooling::Mean)]);
