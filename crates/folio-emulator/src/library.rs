@@ -17,7 +17,7 @@ const PRELUDE: &str = include_str!("../host/prelude.hpp");
 
 /// As `emu::Entry`.
 #[repr(C)]
-struct Entry {
+struct KernelEntry {
     name: *const c_char,
     signature: *const c_char,
     call: unsafe extern "C" fn(*mut *mut c_void),
@@ -230,7 +230,7 @@ fn load(module: &Module, path: &Path) -> Result<Vec<Kernel>, DriverError> {
     // SAFETY: `emu_launch` is declared so in fibers.hpp.
     let run = *unsafe { library.get::<RunLaunch>(b"emu_launch\0") }.map_err(failed)?;
     // SAFETY: `emu_kernels` is an array of entries; its symbol is the address of the first.
-    let first = *unsafe { library.get::<*const Entry>(b"emu_kernels\0") }.map_err(failed)?;
+    let first = *unsafe { library.get::<*const KernelEntry>(b"emu_kernels\0") }.map_err(failed)?;
     // Kernels live as long as the process, so the library must, too.
     std::mem::forget(library);
     let text = |at: *const c_char| {

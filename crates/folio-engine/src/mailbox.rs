@@ -67,7 +67,7 @@ pub(crate) struct Queued {
 }
 
 #[derive(Default)]
-struct State {
+struct MailboxState {
     incoming: Incoming,
     in_mailbox: Queued,
     in_engine: Queued,
@@ -95,7 +95,7 @@ pub(crate) enum Patience {
 
 pub(crate) struct Mailbox {
     limit: Queued,
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
     posted: Condvar,
 }
 
@@ -105,7 +105,7 @@ impl Mailbox {
     }
 
     /// A panic while the lock is held cannot leave the state half changed: every critical section is a few moves.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,7 +114,7 @@ impl Mailbox {
         self.refusal(&self.lock(), tokens).map_or(Ok(()), Err)
     }
 
-    fn refusal(&self, state: &State, tokens: u64) -> Option<Refusal> {
+    fn refusal(&self, state: &MailboxState, tokens: u64) -> Option<Refusal> {
         if let Some(reason) = &state.unhealthy {
             return Some(Refusal::Unhealthy(reason.clone()));
         }
@@ -185,7 +185,7 @@ impl Mailbox {
     /// Takes everything that was posted, waiting as `patience` says while there is nothing.
     pub fn receive(&self, into: &mut Incoming, patience: Patience) -> Phase {
         let mut state = self.lock();
-        let idle = |state: &mut State| {
+        let idle = |state: &mut MailboxState| {
             state.incoming.submissions.is_empty()
                 && state.incoming.cancellations.is_empty()
                 && state.incoming.commands.is_empty()

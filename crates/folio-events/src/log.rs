@@ -20,13 +20,13 @@ pub(crate) enum Read {
 pub(crate) struct Log {
     messages_max: usize,
     bytes_max: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptMessages>,
     /// The number of the next message.
     head: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct KeptMessages {
     messages: VecDeque<Message>,
     /// Number of the first.
     first: u64,
@@ -38,7 +38,7 @@ impl Log {
         Self { messages_max, bytes_max, kept: Mutex::default(), head: watch::Sender::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, KeptMessages> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

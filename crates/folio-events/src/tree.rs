@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 use crate::wire::Item;
 
 #[derive(Debug)]
-struct Entry {
+struct TreeEntry {
     hash: BlockHash,
     parent: Option<BlockHash>,
     tokens: Arc<[u32]>,
@@ -27,7 +27,7 @@ struct Entry {
     is_told: bool,
 }
 
-impl Entry {
+impl TreeEntry {
     fn stored(&self, medium: Medium) -> Item {
         let (hash, parent, tokens) = (self.hash, self.parent, self.tokens.clone());
         Item::Stored { hash, parent, tokens, salt: self.salt.clone(), medium }
@@ -41,7 +41,7 @@ fn bit(medium: Medium) -> u8 {
 /// By the short names of blocks. Hashes are keyed by secrets: nobody can make them collide.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    blocks: FxHashMap<u64, Entry>,
+    blocks: FxHashMap<u64, TreeEntry>,
     /// By their parents, blocks that are not told.
     waiting: FxHashMap<u64, Vec<u64>>,
     /// Blocks that are told, by medium.
@@ -62,7 +62,7 @@ impl Tree {
     pub fn store(&mut self, item: Item, news: &mut Vec<Item>) {
         let Item::Stored { hash, parent, tokens, salt, medium } = item else { return };
         let name = short_name(&hash);
-        let new = Entry { hash, parent, tokens, salt, media: 0, is_told: false };
+        let new = TreeEntry { hash, parent, tokens, salt, media: 0, is_told: false };
         let entry = self.blocks.entry(name).or_insert(new);
         let is_known = entry.media != 0;
         if entry.media & bit(medium) != 0 {
@@ -101,7 +101,7 @@ impl Tree {
     }
 
     fn forget(&mut self, name: u64) {
-        let Some(Entry { parent: Some(parent), is_told: false, .. }) = self.blocks.remove(&name) else {
+        let Some(TreeEntry { parent: Some(parent), is_told: false, .. }) = self.blocks.remove(&name) else {
             return;
         };
         let parent = short_name(&parent);

@@ -29,7 +29,7 @@ use crate::observability::Observability;
 use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
 use crate::tenancy::answering::Answered;
-use crate::tenancy::gate::{Entry, Gate, Payload};
+use crate::tenancy::gate::{AdmittedRequest, Gate, Payload};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::HeldBytes;
@@ -74,7 +74,7 @@ pub async fn around(
             tokio::time::sleep(delay).await;
         }
     }
-    let entry = request.extensions().get::<Arc<Entry>>().cloned();
+    let entry = request.extensions().get::<Arc<AdmittedRequest>>().cloned();
     let answered_for = request.extensions().get::<Arc<Answered>>().cloned();
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
@@ -226,16 +226,16 @@ pub(crate) struct Flight {
     /// Id of the HTTP request.
     pub request: String,
     /// Among its tenant's.
-    pub entry: Arc<Entry>,
+    pub entry: Arc<AdmittedRequest>,
 }
 
 impl Flight {
-    pub fn new(load: &Load, request: &str, entry: Arc<Entry>) -> Self {
+    pub fn new(load: &Load, request: &str, entry: Arc<AdmittedRequest>) -> Self {
         Self { _counted: Some(load.in_flight.enter()), ..Self::within(request, entry) }
     }
 
     /// Of a generation that is part of what somebody else counts.
-    pub fn within(request: &str, entry: Arc<Entry>) -> Self {
+    pub fn within(request: &str, entry: Arc<AdmittedRequest>) -> Self {
         Self { _counted: None, request: request.to_owned(), entry }
     }
 }
@@ -247,7 +247,7 @@ pub struct Arrival {
     pub id: String,
     pub body: Bytes,
     /// Of a request that came by itself.
-    entry: Option<Arc<Entry>>,
+    entry: Option<Arc<AdmittedRequest>>,
     /// What its body takes.
     _held: Option<Arc<HeldBytes>>,
     pub at: Instant,
@@ -327,7 +327,7 @@ pub struct JsonRequest {
     pub id: String,
     pub body: Bytes,
     pub(crate) held: HeldBytes,
-    pub(crate) entry: Arc<Entry>,
+    pub(crate) entry: Arc<AdmittedRequest>,
 }
 
 /// Who asks, where [`around`] found that out.
@@ -364,7 +364,7 @@ where
         let load = Arc::<Load>::from_ref(state);
         let (mut parts, body) = request.into_parts();
         let tenant = Tenant::from_request_parts(&mut parts, state).await?;
-        let entry = parts.extensions.get::<Arc<Entry>>().cloned();
+        let entry = parts.extensions.get::<Arc<AdmittedRequest>>().cloned();
         let entry = entry.ok_or_else(|| ApiError::internal("the request was not let in"))?;
         let id = parts.extensions.get::<RequestName>().map(|name| name.0.clone()).unwrap_or_default();
         check_content_type(&parts.headers)?;

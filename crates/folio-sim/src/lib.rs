@@ -33,6 +33,6 @@ pub use cost::CostModel;
 pub use head::HeadBackend;
 pub use machine::Machine;
 pub use pipeline::Pipeline;
-pub use report::Report;
+pub use report::RunReport;
 pub use scenario::Scenario;
 pub use simulator::run_seed;

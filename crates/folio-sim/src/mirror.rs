@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use folio_kv::{BlockHash, CacheEvent, EventBatch, KvCache, TenantId};
 
-use crate::report::Report;
+use crate::report::RunReport;
 
 /// Whose content it is, what it continues, and its tokens.
 type Entry = (TenantId, Option<BlockHash>, Box<[u32]>);
@@ -30,7 +30,7 @@ impl Mirror {
     }
 
     /// Takes what happened, and compares.
-    pub fn follow(&mut self, cache: &mut KvCache, report: &mut Report) -> Result<(), String> {
+    pub fn follow(&mut self, cache: &mut KvCache, report: &mut RunReport) -> Result<(), String> {
         cache.take_events(&mut self.batch);
         report.events += self.batch.events.len() as u64;
         if self.batch.begins_anew {

@@ -7,7 +7,7 @@ use folio_kv::CacheStats;
 
 /// What happened in a run, for statistics over many of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct RunReport {
     pub steps: u64,
     pub requests: u64,
     pub tokens: u64,
@@ -82,7 +82,7 @@ pub struct Report {
     pub behind_failures: u64,
 }
 
-impl Report {
+impl RunReport {
     /// Takes in what scheduler and cache counted.
     pub(crate) fn collect(&mut self, scheduler: &Scheduler, cache: &CacheStats) {
         let counters = scheduler.counters();
@@ -109,7 +109,7 @@ impl Report {
         self.errors = counters.finished_error;
     }
 
-    pub fn add(&mut self, other: &Report) {
+    pub fn add(&mut self, other: &RunReport) {
         self.steps += other.steps;
         self.requests += other.requests;
         self.tokens += other.tokens;

@@ -14,7 +14,7 @@ use folio_kv::{
 use crate::keeping;
 use crate::mirror::Mirror;
 use crate::oracle::expect;
-use crate::report::Report;
+use crate::report::RunReport;
 use crate::rng::Rng;
 use crate::scenario::{Behaviour, Client, DECLARED, Scenario};
 use crate::stream::ClientStream;
@@ -25,7 +25,7 @@ use crate::world::{World, shared_blocks_of};
 const OUTSIDE: [WaitingFor; 3] = [WaitingFor::TierLoad, WaitingFor::RemotePrefill, WaitingFor::Adapter];
 
 /// Runs the world of `seed` to its end. The error says what went wrong and how to see it again.
-pub fn run_seed(seed: u64) -> Result<Report, String> {
+pub fn run_seed(seed: u64) -> Result<RunReport, String> {
     Simulator::new(Scenario::from_seed(seed)).run().map_err(|what| {
         format!("seed {seed}: {what}\nreproduce: FOLIO_SIM_SEED={seed} cargo test -p folio-sim one_seed -- --nocapture")
     })
@@ -51,7 +51,7 @@ pub struct Simulator {
     /// Turns without a step: for no reason, and because of what is waited for outside.
     idle_turns: u32,
     outside_turns: u32,
-    report: Report,
+    report: RunReport,
 }
 
 impl Simulator {
@@ -89,7 +89,7 @@ impl Simulator {
             mirror,
             idle_turns: 0,
             outside_turns: 0,
-            report: Report::default(),
+            report: RunReport::default(),
         }
     }
 
@@ -100,7 +100,7 @@ impl Simulator {
     }
 
     /// To the end of the last request.
-    pub fn run(mut self) -> Result<Report, String> {
+    pub fn run(mut self) -> Result<RunReport, String> {
         let limit = self.step_limit();
         while self.scheduler.has_work() || !self.arriving.is_empty() || self.world.transfers.under_way() {
             let counters = self.scheduler.counters();

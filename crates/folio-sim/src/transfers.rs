@@ -22,7 +22,7 @@ use folio_kv::{
 
 use crate::memory::{GroupMemory, Memory, block_cells};
 use crate::oracle::contents;
-use crate::report::Report;
+use crate::report::RunReport;
 use crate::rng::{Rng, mix};
 use crate::scenario::Scenario;
 use crate::stream::ClientStream;
@@ -48,7 +48,7 @@ impl Block {
     }
 }
 
-struct Reader {
+struct LeaseReader {
     lease: Lease,
     until: Micros,
     done: Micros,
@@ -60,7 +60,7 @@ struct Reader {
     stores: Vec<Content>,
 }
 
-impl Reader {
+impl LeaseReader {
     fn copy(&mut self, groups: &[GroupMemory], blocks: usize) {
         let rest = self.blocks.len().saturating_sub(blocks);
         self.torn |= self.blocks.drain(rest..).any(|block| !block.holds(groups));
@@ -115,7 +115,7 @@ pub(crate) struct Around<'a> {
     pub scenario: &'a Scenario,
     /// See `World`.
     pub wrote: &'a mut [Vec<Option<TenantId>>],
-    pub report: &'a mut Report,
+    pub report: &'a mut RunReport,
     pub now: Micros,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Transfers {
     memory: Memory,
     rng: Rng,
     groups: Vec<GroupConfig>,
-    readers: Vec<Reader>,
+    readers: Vec<LeaseReader>,
     loads: Vec<Load>,
     transfers: Vec<Transfer>,
     next: u64,
@@ -283,12 +283,19 @@ impl Transfers {
         });
         let leased = leased.collect();
         around.report.leases += 1;
-        self.readers.push(Reader { lease, until, done, blocks: leased, torn: false, stores: Vec::new() });
+        self.readers.push(LeaseReader {
+            lease,
+            until,
+            done,
+            blocks: leased,
+            torn: false,
+            stores: Vec::new(),
+        });
     }
 
     fn end_readers(&mut self, around: &mut Around<'_>) -> Result<(), String> {
         let now = around.now;
-        let done: Vec<Reader> = self.readers.extract_if(.., |reader| reader.done <= now).collect();
+        let done: Vec<LeaseReader> = self.readers.extract_if(.., |reader| reader.done <= now).collect();
         for mut reader in done {
             reader.copy(&self.memory.groups(), usize::MAX);
             let kept = self.keep(&reader, now, around.report);
@@ -430,7 +437,7 @@ impl Transfers {
         &mut self,
         order: TransferOrder,
         streams: &[ClientStream],
-        (cache, report): (&KvCache, &mut Report),
+        (cache, report): (&KvCache, &mut RunReport),
         now: Micros,
     ) -> Result<(), String> {
         let done = Micros(now.0 + self.rng.skewed(1, LONGEST_US));
@@ -471,14 +478,14 @@ impl Transfers {
                 report.tier_stores += 1;
                 // Some read for longer than anybody waits for them.
                 let done = Micros(done.0 + if self.rng.one_in(8) { 600_000 } else { 0 });
-                self.readers.push(Reader { lease, until, done, blocks, torn: false, stores: contents });
+                self.readers.push(LeaseReader { lease, until, done, blocks, torn: false, stores: contents });
             }
         }
         Ok(())
     }
 
     /// How much a tier keeps of what it read: all, a beginning, or nothing; and nothing of what it read too late.
-    fn keep(&mut self, reader: &Reader, now: Micros, report: &mut Report) -> u32 {
+    fn keep(&mut self, reader: &LeaseReader, now: Micros, report: &mut RunReport) -> u32 {
         let all = reader.stores.len() as u64;
         if all == 0 {
             return 0;

@@ -1,17 +1,17 @@
 //! Thousands of small worlds, one per seed. See `folio_sim` for what is checked in each.
 
 use folio_engine::WaitingFor;
-use folio_sim::{Report, Scenario, run_seed, simulator::Simulator};
+use folio_sim::{RunReport, Scenario, run_seed, simulator::Simulator};
 
 fn seeds() -> u64 {
     std::env::var("FOLIO_SIM_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3000)
 }
 
 /// All seeds below `seeds`, on every core there is. The lowest failing seed of a core is reported.
-fn run(seeds: u64) -> Report {
+fn run(seeds: u64) -> RunReport {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let part = |first: u64| {
-        let mut total = Report::default();
+        let mut total = RunReport::default();
         for seed in (first..seeds).step_by(cores as usize) {
             match run_seed(seed) {
                 Ok(report) => total.add(&report),
@@ -20,7 +20,7 @@ fn run(seeds: u64) -> Report {
         }
         total
     };
-    let mut total = Report::default();
+    let mut total = RunReport::default();
     std::thread::scope(|scope| {
         let parts: Vec<_> = (0..cores).map(|first| scope.spawn(move || part(first))).collect();
         for part in parts {

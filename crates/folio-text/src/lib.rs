@@ -36,6 +36,6 @@ pub use template::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, Temp
 pub use token_cache::{SegmentKey, TokenCache};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
-    CallableFunction, Event as OutputEvent, ForcedPrefix, Functions, HELD_MAX, OutputParser, ParserSetup,
-    Place, TOOL_FORMATS, ToolFormat,
+    CallPlace, CallableFunction, Event as OutputEvent, ForcedPrefix, Functions, HELD_MAX, OutputParser,
+    ParserSetup, TOOL_FORMATS, ToolFormat,
 };

@@ -41,7 +41,7 @@ pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Command>
     }
     let matches = Cli::command().get_matches_from(&line);
     let file = matches.subcommand_matches("serve").and_then(|serve| serve.get_one::<PathBuf>("config"));
-    let file = file.map(|path| File::read(path)).transpose()?;
+    let file = file.map(|path| ConfigFile::read(path)).transpose()?;
     let matches = match &file {
         Some(file) => file.behind(Cli::command()).get_matches_from(&line),
         None => matches,
@@ -56,14 +56,14 @@ pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Command>
 
 /// A file's content, each value checked.
 #[derive(Debug)]
-struct File {
+struct ConfigFile {
     /// Ids of arguments of `serve`, and what they are given.
     values: Vec<(String, Vec<String>)>,
     tables: Tables,
     aliases: Aliases,
 }
 
-impl File {
+impl ConfigFile {
     fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -178,7 +178,7 @@ fn name(argument: &Arg) -> &str {
 
 /// `folio config check FILE`: everything that can be wrong with a configuration before a model is loaded, and what it comes to.
 pub fn check(path: &Path) -> Result<()> {
-    let file = File::read(path)?;
+    let file = ConfigFile::read(path)?;
     let line = ["folio".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
     let matches = file.behind(Cli::command()).try_get_matches_from(line)?;
     let serve = matches.subcommand_matches("serve").context("there is no `serve`")?;
@@ -194,7 +194,7 @@ pub fn check(path: &Path) -> Result<()> {
 }
 
 /// Every setting that is not a built-in default, with its value and where it comes from.
-fn effective(file: &File, serve: &ArgMatches) -> String {
+fn effective(file: &ConfigFile, serve: &ArgMatches) -> String {
     let command = Cli::command();
     let arguments = command.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
     let mut out = String::new();
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     fn serve(file: &str, flags: &[&str]) -> ServeArgs {
-        let file = File::parse(file).expect("a good file");
+        let file = ConfigFile::parse(file).expect("a good file");
         let line = ["folio", "serve"].iter().chain(flags);
         let matches = file.behind(Cli::command()).try_get_matches_from(line).expect("a good line");
         match Cli::from_arg_matches(&matches).expect("parses").command {
@@ -273,7 +273,7 @@ mod tests {
             ("[aliases]\n\"a/b\" = \"c/d\"", &["aliases", "a/b"]),
             ("[aliases]\na = 3", &["aliases", "a: names no model"]),
         ] {
-            let error = format!("{:#}", File::parse(file).map(|_| ()).expect_err(file));
+            let error = format!("{:#}", ConfigFile::parse(file).map(|_| ()).expect_err(file));
             for part in named {
                 assert!(error.contains(part), "{part} is not in: {error}");
             }
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn tables_are_kept_as_the_json_that_their_files_would_hold() {
-        let file = File::parse(
+        let file = ConfigFile::parse(
             "port = 1\n[[tenants]]\nname = \"acme\"\nkeys = [\"k\"]\nweight = 3\nceiling = \"50%\"\n\
              [[prefixes]]\nname = \"p\"\nprompt = \"x\"\n[safety]\nrules = []\n",
         )
@@ -311,7 +311,7 @@ mod tests {
             let examples = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
             let mut read = 0;
             for example in examples {
-                let file = File::parse(example).unwrap_or_else(|error| panic!("{error:#}\n{example}"));
+                let file = ConfigFile::parse(example).unwrap_or_else(|error| panic!("{error:#}\n{example}"));
                 if let Some(tenants) = &file.tables.tenants {
                     Declared::parse(tenants, &environment).expect("tenants");
                 }

@@ -68,7 +68,7 @@ pub struct PackedCache {
 
 /// A model's place in the cache.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct PackedPlace {
     cache: PackedCache,
     key: String,
 }
@@ -93,14 +93,14 @@ impl PackedCache {
 
     /// Where the packed form of this checkpoint is, or would be. `None` for the built-in model, and for files that changed
     /// since they were opened.
-    pub fn place(&self, checkpoint: &Checkpoint, quantize: Option<Quantize>) -> Option<Place> {
+    pub fn place(&self, checkpoint: &Checkpoint, quantize: Option<Quantize>) -> Option<PackedPlace> {
         let mut hash = Sha256::new();
         hash.update(b"folio packed weights");
         packed_file::layout().iter().for_each(|number| hash.update(number.to_le_bytes()));
         hash.update(format!("{quantize:?}"));
         hash.update(checkpoint.files_digest()?);
         let key = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Some(Place { cache: self.clone(), key })
+        Some(PackedPlace { cache: self.clone(), key })
     }
 
     /// Removes what was left behind by writers that are gone, then files not used for longest, until `needed` bytes more fit
@@ -152,7 +152,7 @@ fn unused(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| file.try_lock().is_ok())
 }
 
-impl Place {
+impl PackedPlace {
     pub fn path(&self) -> PathBuf {
         self.cache.folder.join(&self.key).with_extension(EXTENSION)
     }
@@ -201,7 +201,7 @@ impl Place {
 
 /// Weights that were packed at this start and are worth keeping.
 pub struct Unsaved {
-    place: Place,
+    place: PackedPlace,
     weights: PackedWeights,
     about: Vec<u8>,
 }
@@ -209,8 +209,8 @@ pub struct Unsaved {
 impl Unsaved {
     /// `None` for weights too small to be worth it, or whose files changed while they were read.
     pub fn new(
-        place: Option<Place>,
-        now: Option<Place>,
+        place: Option<PackedPlace>,
+        now: Option<PackedPlace>,
         weights: PackedWeights,
         about: &PackedAbout,
     ) -> Option<Self> {

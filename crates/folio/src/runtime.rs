@@ -33,7 +33,7 @@ use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 use draft::Draft;
 
-pub use report::Report;
+pub use report::StartReport;
 pub(crate) use report::formats;
 pub(crate) use weights::kv_dtype;
 pub use weights::{Loaded, WeightArgs, Weights, pack};
@@ -48,7 +48,7 @@ pub struct Runtime {
     /// See [`Weights::format`].
     pub format: String,
     pub layout_digest: [u8; 32],
-    pub report: Report,
+    pub report: StartReport,
     /// Where drafts come from for a request that says nothing of it.
     pub drafter: Option<Drafter>,
     /// How well what drafts fits the model, where it is a model or a head.
@@ -129,7 +129,7 @@ impl Runtime {
             None => memory::free().map(|free| free.bytes),
         };
         memory::host_kv(args.host_kv_memory.unwrap_or(0), left)?;
-        let mut report = Report {
+        let mut report = StartReport {
             lines: Vec::new(),
             backend: device.name(),
             threads: device.threads(),

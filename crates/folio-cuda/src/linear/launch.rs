@@ -43,7 +43,7 @@ pub fn product(
         return library::product(driver, (meta, rows), x, pinned, bias, out, scratch);
     }
     for segment in &matrix.segments {
-        let place = Place {
+        let place = ProductPlace {
             bias: bias.map_or(DevicePtr::default(), |bias| bias.offset(4 * segment.first_row as u64)),
             out: Output { at: out.at.offset(4 * segment.first_row as u64), ..out },
         };
@@ -56,7 +56,7 @@ pub fn product(
 }
 
 /// Where a segment's part of a product goes.
-struct Place {
+struct ProductPlace {
     bias: DevicePtr,
     out: Output,
 }
@@ -67,7 +67,7 @@ fn floats(
     rows: RowBound,
     x: &Planes,
     (matrix, segment): (&DeviceMatrix, &Segment),
-    place: &Place,
+    place: &ProductPlace,
 ) -> Result<()> {
     let x_at = x.f32.ok_or_else(|| absent("f32"))?;
     driver.launch(&Launch {
@@ -97,7 +97,7 @@ fn halves(
     rows: RowBound,
     x: &Planes,
     (matrix, segment, kind): (&DeviceMatrix, &Segment, Kind),
-    place: &Place,
+    place: &ProductPlace,
 ) -> Result<()> {
     let x_at = x.bf16.ok_or_else(|| absent("bf16"))?;
     let tiles = segment.rows.div_ceil(pack::TILE) as u32;

@@ -55,7 +55,7 @@ pub fn sixteen(rows: &[&[u8]], cols: usize, order: Option<&[u32]>) -> Packed {
     for (r, row) in rows.iter().enumerate() {
         for (j, value) in row.as_chunks::<2>().0.iter().enumerate() {
             let column = order.map_or(j, |order| order[j] as usize);
-            let Place { tile, ktile, lane, half, j } = Place::of(r, column);
+            let FragmentPlace { tile, ktile, lane, half, j } = FragmentPlace::of(r, column);
             let load = (tile * ktiles + ktile) * LOAD + 16 * lane;
             codes[load + 4 * (half + j / 2 * 2) + 2 * (j % 2)..][..2].copy_from_slice(value);
         }
@@ -91,7 +91,7 @@ pub fn blocks(rows: &[(BlockFormat, &[u8])], cols: usize, layout: Layout) -> Pac
             }
         }
         for (column, code) in codes.iter().enumerate() {
-            let Place { tile, ktile, lane, half, j } = Place::of(r, column);
+            let FragmentPlace { tile, ktile, lane, half, j } = FragmentPlace::of(r, column);
             let load = (tile * loads + ktile / covers) * LOAD + 16 * lane;
             match covers {
                 2 => packed.codes[load + 4 * (ktile % 2 * 2 + half) + j] = *code,
@@ -106,7 +106,7 @@ pub fn blocks(rows: &[(BlockFormat, &[u8])], cols: usize, layout: Layout) -> Pac
 }
 
 /// Where weight (row, column) lies; as in `product.cuh`.
-struct Place {
+struct FragmentPlace {
     tile: usize,
     ktile: usize,
     lane: usize,
@@ -116,7 +116,7 @@ struct Place {
     j: usize,
 }
 
-impl Place {
+impl FragmentPlace {
     fn of(row: usize, column: usize) -> Self {
         Self {
             tile: row / TILE,

@@ -57,7 +57,7 @@ const SAMPLE: usize = 16_384;
 
 /// 12 bytes a block. What does not fit is counted as the most that does; nothing is decided by such differences.
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct BlockUse {
     /// When it was last freed: the low half of the clock. An age is a difference modulo 2^32 blocks freed, hundreds of times
     /// what any block of the largest pool stays unused.
     since: u32,
@@ -73,7 +73,7 @@ struct State {
     known: bool,
 }
 
-const _: () = assert!(size_of::<State>() == 12);
+const _: () = assert!(size_of::<BlockUse>() == 12);
 
 /// What one release, tail first, has told so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,7 +90,7 @@ struct Release {
 pub struct LearnedLifetimes {
     depth_cost: f64,
     runs: Runs,
-    states: Vec<State>,
+    states: Vec<BlockUse>,
     lives: Lives,
     ghosts: Ghosts,
     /// Blocks freed so far.
@@ -126,7 +126,7 @@ impl LearnedLifetimes {
 
     /// The block's time unused ends with a use.
     fn wanted(&mut self, block: BlockId) {
-        let State { since, class, .. } = self.states[block.0 as usize];
+        let BlockUse { since, class, .. } = self.states[block.0 as usize];
         self.lives.used(class.into(), self.age(since));
         self.runs.remove(block.0);
         self.release.next = None;
@@ -176,7 +176,7 @@ impl LearnedLifetimes {
 impl EvictionPolicy for LearnedLifetimes {
     fn resize(&mut self, blocks: u32) {
         self.runs = Runs::new(blocks, CLASSES);
-        self.states = vec![State::default(); blocks as usize];
+        self.states = vec![BlockUse::default(); blocks as usize];
         self.ghosts = Ghosts::new(blocks as usize);
     }
 
@@ -190,12 +190,12 @@ impl EvictionPolicy for LearnedLifetimes {
             (None, Some(parent)) if !parent.known => parent.new.saturating_add(1),
             (None, _) => 1,
         };
-        self.states[block.0 as usize] = State {
+        self.states[block.0 as usize] = BlockUse {
             before: ghost.map_or(0, |ghost| ghost.uses.saturating_add(1)),
             depth: u16::try_from(meta.depth).unwrap_or(u16::MAX),
             new,
             known: ghost.is_some(),
-            ..State::default()
+            ..BlockUse::default()
         };
     }
 
@@ -210,7 +210,7 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
         self.now += 1;
         self.update();
-        let State { before, known, new, .. } = self.states[block.0 as usize];
+        let BlockUse { before, known, new, .. } = self.states[block.0 as usize];
         // Freed right after its child, it is of the same release; else it is the deepest block of another.
         let follows = self.release.next == Some(block);
         let step = if follows { self.release.step } else { step(if known { 0 } else { new }) };
@@ -219,7 +219,7 @@ impl EvictionPolicy for LearnedLifetimes {
         // In the same class too, it belongs to the child's run, the youngest there.
         let joins = follows && self.release.class == class;
         let state = &mut self.states[block.0 as usize];
-        *state = State { since: self.now as u32, class, leaf: meta.children == 0, known: true, ..*state };
+        *state = BlockUse { since: self.now as u32, class, leaf: meta.children == 0, known: true, ..*state };
         self.runs.push(class.into(), block.0, joins);
         self.release = Release { next: meta.parent, class, step };
     }
@@ -242,7 +242,7 @@ impl EvictionPolicy for LearnedLifetimes {
         self.runs.remove(block.0);
         self.release.next = None;
         let Some(hash) = meta.hash else { return };
-        let State { since, before, class, .. } = self.states[block.0 as usize];
+        let BlockUse { since, before, class, .. } = self.states[block.0 as usize];
         let uses = u8::try_from(meta.hits.saturating_add(before.into())).unwrap_or(u8::MAX);
         if let Some(lost) = self.ghosts.remember(Ghost::new(&hash, since, uses, class)) {
             self.lives.lost(lost.class.into(), self.age(lost.since));

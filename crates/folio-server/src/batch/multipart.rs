@@ -8,7 +8,7 @@ use memchr::memmem;
 
 /// One field of a form.
 #[derive(Debug, PartialEq)]
-pub struct Part<'a> {
+pub struct FormField<'a> {
     pub name: String,
     pub filename: Option<String>,
     pub content: &'a [u8],
@@ -28,7 +28,7 @@ pub fn boundary(content_type: &str) -> Option<String> {
 }
 
 /// All fields, in order. The error says what is wrong with the form.
-pub fn parts<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<Part<'a>>, String> {
+pub fn parts<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<FormField<'a>>, String> {
     let first = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
     let mut rest = body.strip_prefix(first.as_bytes()).ok_or("the form does not begin with its boundary")?;
@@ -50,7 +50,7 @@ pub fn parts<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<Part<'a>>, String
     }
 }
 
-fn part<'a>(head: &[u8], content: &'a [u8]) -> Result<Part<'a>, String> {
+fn part<'a>(head: &[u8], content: &'a [u8]) -> Result<FormField<'a>, String> {
     let head = std::str::from_utf8(head).map_err(|_| "a field's head is not UTF-8")?;
     let disposition = head.split("\r\n").find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -62,7 +62,7 @@ fn part<'a>(head: &[u8], content: &'a [u8]) -> Result<Part<'a>, String> {
         return Err("a field is no form-data".into());
     }
     let name = parameter(parameters, "name").ok_or("a field has no name")?;
-    Ok(Part { name, filename: parameter(parameters, "filename"), content })
+    Ok(FormField { name, filename: parameter(parameters, "filename"), content })
 }
 
 /// `name=value` or `name="value"` among parameters that are separated by semicolons.
@@ -121,7 +121,7 @@ mod tests {
             content-type: text/plain\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a \\\"b\\\";c.jsonl\"\r\n\r\n\
             {}\r\n--x-\r\n\r\n--x-1--\r\n";
         let parts = parts(body, "x-1").unwrap();
-        assert_eq!(parts[0], Part { name: "purpose".into(), filename: None, content: b"batch" });
+        assert_eq!(parts[0], FormField { name: "purpose".into(), filename: None, content: b"batch" });
         assert_eq!(parts[1].filename.as_deref(), Some("a \"b\";c.jsonl"));
         assert_eq!(parts[1].content, b"{}\r\n--x-\r\n");
     }

@@ -26,7 +26,7 @@ impl Versioned for FileMeta {
     }
 }
 
-impl Versioned for Record {
+impl Versioned for BatchRecord {
     fn version(&self) -> u32 {
         self.version
     }
@@ -100,7 +100,7 @@ impl Status {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Counts {
+pub struct BatchCounts {
     pub total: u64,
     pub completed: u64,
     pub failed: u64,
@@ -108,7 +108,7 @@ pub struct Counts {
 
 /// A batch as it is kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct BatchRecord {
     #[serde(default)]
     pub version: u32,
     pub id: String,
@@ -130,7 +130,7 @@ pub struct Record {
     /// When it came to its last status.
     pub ended_at: Option<u64>,
     pub errors: Vec<LineError>,
-    pub counts: Counts,
+    pub counts: BatchCounts,
     pub usage: Usage,
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// Seconds that its output files are kept.
@@ -139,13 +139,13 @@ pub struct Record {
 
 /// A batch that requests can see change.
 pub struct Batch {
-    record: Mutex<Record>,
+    record: Mutex<BatchRecord>,
     /// Somebody wants it to end.
     pub wake: Notify,
 }
 
 impl Batch {
-    pub fn new(record: Record) -> Arc<Self> {
+    pub fn new(record: BatchRecord) -> Arc<Self> {
         Arc::new(Self { record: Mutex::new(record), wake: Notify::new() })
     }
 
@@ -155,7 +155,7 @@ impl Batch {
         record.input_file_id == file && !record.status.is_final()
     }
 
-    pub fn record(&self) -> Record {
+    pub fn record(&self) -> BatchRecord {
         self.record.lock().clone()
     }
 
@@ -163,7 +163,7 @@ impl Batch {
         self.record.lock().status
     }
 
-    pub fn change(&self, change: impl FnOnce(&mut Record)) {
+    pub fn change(&self, change: impl FnOnce(&mut BatchRecord)) {
         change(&mut self.record.lock());
     }
 }

@@ -63,16 +63,16 @@ impl Drop for Taken {
 pub struct Results {
     pub batch: Arc<Batch>,
     /// Of what was answered, and of what was not.
-    sinks: [Sink; 2],
+    sinks: [ResultSink; 2],
     taken: Taken,
 }
 
-pub enum Sink {
+pub enum ResultSink {
     Memory(Vec<u8>),
     Disk { file: File, path: PathBuf, bytes: u64 },
 }
 
-impl Sink {
+impl ResultSink {
     /// Behind the last whole line.
     pub fn open(path: PathBuf) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
@@ -108,22 +108,22 @@ impl Sink {
 
 impl Results {
     /// Behind what the sinks have.
-    pub fn new(batch: Arc<Batch>, sinks: [Sink; 2], room: Arc<Mutex<Room>>) -> Self {
+    pub fn new(batch: Arc<Batch>, sinks: [ResultSink; 2], room: Arc<Mutex<Room>>) -> Self {
         let mut taken = Taken { room, owner: batch.record().owner.into(), bytes: 0 };
-        taken.grow(sinks.iter().map(Sink::bytes).sum());
+        taken.grow(sinks.iter().map(ResultSink::bytes).sum());
         Self { batch, sinks, taken }
     }
 
     /// What they are of and what there is of them, which counts no longer.
-    pub fn into_sinks(self) -> (Arc<Batch>, [Sink; 2]) {
+    pub fn into_sinks(self) -> (Arc<Batch>, [ResultSink; 2]) {
         (self.batch, self.sinks)
     }
 
     /// Adds a line, to the answers or to the others.
     pub fn append(&mut self, answered: bool, line: &str) -> io::Result<()> {
         match &mut self.sinks[usize::from(!answered)] {
-            Sink::Memory(bytes) => bytes.extend_from_slice(line.as_bytes()),
-            Sink::Disk { file, bytes, .. } => {
+            ResultSink::Memory(bytes) => bytes.extend_from_slice(line.as_bytes()),
+            ResultSink::Disk { file, bytes, .. } => {
                 file.write_all(line.as_bytes())?;
                 *bytes += line.len() as u64;
             }

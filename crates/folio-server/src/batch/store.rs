@@ -30,8 +30,8 @@ use indexmap::IndexMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::config::{BatchConfig, BatchLimits};
-use super::records::{Batch, Content, FileMeta, Record, VERSION, listed, read_all, write_json};
-use super::results::{Results, Room, Sink};
+use super::records::{Batch, BatchRecord, Content, FileMeta, VERSION, listed, read_all, write_json};
+use super::results::{ResultSink, Results, Room};
 use crate::error::ServerError;
 use crate::http::fresh_id;
 use folio_api::ApiError;
@@ -40,7 +40,7 @@ use folio_api::unix_s;
 /// After so long an expired file is looked at again that a batch still read.
 const AGAIN_S: u64 = 60;
 
-struct Entry {
+struct FileEntry {
     meta: FileMeta,
     content: Content,
     /// When it is looked at whether it goes.
@@ -50,7 +50,7 @@ struct Entry {
 /// What one owner has, oldest first.
 #[derive(Default)]
 struct OwnerRecords {
-    files: IndexMap<String, Entry>,
+    files: IndexMap<String, FileEntry>,
     batches: IndexMap<String, Arc<Batch>>,
 }
 
@@ -63,13 +63,13 @@ impl OwnerRecords {
 }
 
 #[derive(Default)]
-struct Inner {
+struct FileTable {
     own: HashMap<String, OwnerRecords>,
     /// When, whose and which file.
     expiring: BTreeSet<(u64, String, String)>,
 }
 
-impl Inner {
+impl FileTable {
     fn expire(&mut self, owner: &str, id: &str, at: u64) {
         if let Some(entry) = self.own.get_mut(owner).and_then(|own| own.files.get_mut(id)) {
             entry.expires_at = Some(at);
@@ -83,7 +83,7 @@ pub struct Store {
     dir: Option<PathBuf>,
     pub limits: BatchLimits,
     bytes_max: u64,
-    inner: Mutex<Inner>,
+    inner: Mutex<FileTable>,
     /// Counted as it changes, since every line of a batch asks. Locked after `inner`.
     room: Arc<Mutex<Room>>,
     _lock: Option<File>,
@@ -119,7 +119,7 @@ impl Store {
 
     /// What an earlier process left. Data that belongs to nothing is removed.
     fn load(&self, dir: &Path) -> Result<(), String> {
-        let mut records: Vec<Record> = read_all(&dir.join("batches"))?;
+        let mut records: Vec<BatchRecord> = read_all(&dir.join("batches"))?;
         let mut metas: Vec<FileMeta> = read_all(&dir.join("files"))?;
         records.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         metas.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
@@ -154,13 +154,13 @@ impl Store {
         self.room.lock().take(&meta.owner, meta.bytes);
         let (owner, id, expires_at) = (meta.owner.clone(), meta.id.clone(), meta.expires_at);
         let own = inner.own.entry(owner.clone()).or_default();
-        own.files.insert(id.clone(), Entry { meta, content, expires_at: None });
+        own.files.insert(id.clone(), FileEntry { meta, content, expires_at: None });
         if let Some(at) = expires_at {
             inner.expire(&owner, &id, at);
         }
     }
 
-    fn add(&self, record: Record) -> Arc<Batch> {
+    fn add(&self, record: BatchRecord) -> Arc<Batch> {
         let (owner, id) = (record.owner.clone(), record.id.clone());
         let batch = Batch::new(record);
         self.inner.lock().own.entry(owner).or_default().batches.insert(id, batch.clone());
@@ -221,11 +221,11 @@ impl Store {
     }
 
     /// Without the files that are expired. Whoever is first to ask removes them, and blocks for it.
-    fn current(&self) -> MutexGuard<'_, Inner> {
+    fn current(&self) -> MutexGuard<'_, FileTable> {
         self.at(unix_s())
     }
 
-    fn at(&self, now: u64) -> MutexGuard<'_, Inner> {
+    fn at(&self, now: u64) -> MutexGuard<'_, FileTable> {
         let mut inner = self.inner.lock();
         let mut gone = Vec::new();
         while inner.expiring.first().is_some_and(|(at, ..)| *at <= now) {
@@ -246,7 +246,7 @@ impl Store {
     }
 
     /// A file is none any more; it is to be unlinked once nobody waits for the lock. Whether it was one.
-    fn take(&self, inner: &mut Inner, owner: &str, id: &str) -> bool {
+    fn take(&self, inner: &mut FileTable, owner: &str, id: &str) -> bool {
         let Some(own) = inner.own.get_mut(owner) else { return false };
         let Some(entry) = own.files.shift_remove(id) else { return false };
         if own.files.is_empty() && own.batches.is_empty() {
@@ -301,7 +301,7 @@ impl Store {
     }
 
     /// Keeps a new batch. The oldest of those that are over give way.
-    pub fn begin(&self, record: Record) -> Result<Arc<Batch>, ApiError> {
+    pub fn begin(&self, record: BatchRecord) -> Result<Arc<Batch>, ApiError> {
         let mut own = self.batches(&record.owner);
         let running = own.iter().filter(|batch| !batch.status().is_final()).count();
         if running >= self.limits.running {
@@ -328,7 +328,7 @@ impl Store {
     /// Writes down how a batch stands.
     pub fn save(&self, batch: &Batch) -> io::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
-        let record = Record { version: VERSION, ..batch.record() };
+        let record = BatchRecord { version: VERSION, ..batch.record() };
         write_json(&dir.join("batches").join(format!("{}.json", record.id)), &record)
     }
 
@@ -377,8 +377,8 @@ impl Store {
     pub fn results(&self, batch: &Arc<Batch>) -> io::Result<Results> {
         let record = batch.record();
         let open = |id: &str| match self.data(id) {
-            None => Ok(Sink::Memory(Vec::new())),
-            Some(path) => Sink::open(path),
+            None => Ok(ResultSink::Memory(Vec::new())),
+            Some(path) => ResultSink::open(path),
         };
         let sinks = [open(&record.output_file_id)?, open(&record.error_file_id)?];
         Ok(Results::new(batch.clone(), sinks, self.room.clone()))
@@ -395,8 +395,8 @@ impl Store {
         for (at, (sink, (id, what))) in sinks.into_iter().zip(ids).enumerate() {
             let bytes = sink.bytes();
             let content = match sink {
-                Sink::Memory(bytes) => Content::Memory(bytes.into()),
-                Sink::Disk { file, path, bytes } => {
+                ResultSink::Memory(bytes) => Content::Memory(bytes.into()),
+                ResultSink::Disk { file, path, bytes } => {
                     // A line that a full disk cut short is none.
                     file.set_len(bytes)?;
                     file.sync_all()?;
@@ -449,13 +449,13 @@ fn storage(error: io::Error) -> ApiError {
 mod tests {
     use super::*;
     use crate::batch::lines::Usage;
-    use crate::batch::records::{Counts, Status};
+    use crate::batch::records::{BatchCounts, Status};
 
-    fn record(input: &str) -> Record {
+    fn record(input: &str) -> BatchRecord {
         let record = serde_json::json!({"id": "batch_1", "owner": "a", "key": "", "endpoint": "/v1/completions",
             "input_file_id": input, "output_file_id": "o", "error_file_id": "e", "published": [false, false],
             "status": "in_progress", "created_at": 1, "expires_at": 2, "errors": [],
-            "counts": Counts::default(), "usage": Usage::default(), "output_seconds": 1});
+            "counts": BatchCounts::default(), "usage": Usage::default(), "output_seconds": 1});
         serde_json::from_value(record).unwrap()
     }
 

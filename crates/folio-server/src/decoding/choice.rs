@@ -24,7 +24,7 @@ pub fn told(logprobs: request::TokenLogprobs) -> TokenLogprobs {
 }
 
 /// Tells text, reasoning and calls apart.
-struct Reader {
+struct OutputReader {
     reading: Reading,
     parser: OutputParser,
     events: Vec<OutputEvent>,
@@ -45,7 +45,7 @@ pub struct Choice {
     /// The one that was met.
     stopped: Option<usize>,
     /// `None`: all text is content.
-    reader: Option<Reader>,
+    reader: Option<OutputReader>,
     /// Leave control tokens out, but for those the reader needs.
     skip_special: bool,
     /// The caller asked for no tokens at all (`max_tokens: 0`).
@@ -74,7 +74,7 @@ impl Choice {
         let reader = reading.cloned().map(|reading| {
             let mut events = Vec::new();
             let parser = reading.parser(&mut events);
-            Reader { reading, parser, events, complete: 0 }
+            OutputReader { reading, parser, events, complete: 0 }
         });
         let shows_reasoning = reading.is_none_or(|reading| reading.include_reasoning);
         let gate = rules.map(|rules| Gate::new(rules.clone(), tokenizer.clone(), shows_reasoning));

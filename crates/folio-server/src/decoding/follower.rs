@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use folio_text::{Grammar, Matcher, Place, Tokenizer};
+use folio_text::{CallPlace, Grammar, Matcher, Tokenizer};
 
 /// Bytes of an answer that are looked for ahead of the model; each look counts as one more. Who cuts a text again and again in another way
 /// than its tokenizer is not looked ahead for any more.
@@ -30,7 +30,7 @@ pub enum Form {
     Opening(Arc<Grammar>),
     /// Tool calls, of which an answer may have any number.
     Calls {
-        place: Place,
+        place: CallPlace,
         grammar: Arc<Grammar>,
         /// For the call that the prompt begins, if it does.
         begun: Option<Arc<Grammar>>,
@@ -141,7 +141,7 @@ impl Follower {
                 self.phase = begin(grammar, text)?
             }
             (
-                Form::Calls { place: Place { trigger, .. }, grammar, .. },
+                Form::Calls { place: CallPlace { trigger, .. }, grammar, .. },
                 Phase::Watching { said, at_start },
             ) => {
                 said.extend_from_slice(text);

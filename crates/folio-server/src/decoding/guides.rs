@@ -289,7 +289,7 @@ pub(crate) mod tests {
         EngineHandle, EngineParts, Event, ModelExecutor, RulesRef, SchedulerConfig, SystemClock, WaitingFor,
     };
     use folio_kv::{CacheConfig, KvCache, default_policy};
-    use folio_text::{Grammars, Place, Syntax};
+    use folio_text::{CallPlace, Grammars, Syntax};
 
     /// One token per printable character, and three more.
     pub(crate) fn tokenizer() -> Arc<Tokenizer> {
@@ -559,7 +559,7 @@ pub(crate) mod tests {
         let grammars = Grammars::new(&rules.tokenizer, &rules.ends).expect("a vocabulary");
         let call = Arc::new(grammars.compile(&Syntax::Regex("[ab]</call>".into())).expect("a grammar"));
         rules.form = Form::Calls {
-            place: Place { trigger: "<call>", at_start: false, again: true },
+            place: CallPlace { trigger: "<call>", at_start: false, again: true },
             grammar: call,
             begun: None,
         };

@@ -30,7 +30,7 @@ use crate::http::reply::{Reply, json_response};
 use crate::http::stream::Abort;
 use crate::tenancy::Tenancy;
 use crate::tenancy::declared::DeclaredPrefix;
-use crate::tenancy::gate::{Entry, Need, Ticket};
+use crate::tenancy::gate::{AdmittedRequest, Need, Ticket};
 use crate::tenancy::tenant::Tenant;
 use folio_api::cache::Retention as AskedRetention;
 use folio_api::fields::Fields;
@@ -167,7 +167,7 @@ pub(crate) fn declared(inputs: &InputProcessor, prefix: &DeclaredPrefix) -> Resu
 async fn compute(
     generator: &Generator,
     tenant: &Tenant,
-    entry: &Arc<Entry>,
+    entry: &Arc<AdmittedRequest>,
     wanted: &Wanted,
 ) -> Result<Computed, ApiError> {
     let ticket = entry.reserve(need(wanted.tokens.len()), Instant::now())?;
@@ -320,7 +320,7 @@ struct Loaded {
 async fn load_prefix(
     generator: &Generator,
     tenant: &Tenant,
-    entry: &Arc<Entry>,
+    entry: &Arc<AdmittedRequest>,
     prefix: &PrefixInfo,
 ) -> Result<Loaded, ApiError> {
     let Generator { served, tenancy, .. } = generator;

@@ -38,35 +38,35 @@ pub async fn tokenize(
     let mut of_ids = load.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
     drop(held);
-    let mut next = Part::Opening;
+    let mut next = NextPart::Opening;
     Ok(pieces::json(move |out| {
         // Held until the last of them was written.
         let _ = &of_ids;
         next = match next {
-            Part::Opening => {
+            NextPart::Opening => {
                 let (count, context) = (tokens.len(), inputs.served.model.context_length);
                 let _ = write!(out, r#"{{"count":{count},"max_model_len":{context},"tokens":["#);
-                Part::Ids(0)
+                NextPart::Ids(0)
             }
-            Part::Ids(at) if at < tokens.len() => {
+            NextPart::Ids(at) if at < tokens.len() => {
                 out.push_str(if at > 0 { "," } else { "" });
                 out.push_str(itoa::Buffer::new().format(tokens[at]));
-                Part::Ids(at + 1)
+                NextPart::Ids(at + 1)
             }
-            Part::Ids(_) if strings => {
+            NextPart::Ids(_) if strings => {
                 out.push_str(r#"],"token_strs":["#);
-                Part::Strings(0)
+                NextPart::Strings(0)
             }
-            Part::Strings(at) if at < tokens.len() => {
+            NextPart::Strings(at) if at < tokens.len() => {
                 let text = Value::from(inputs.served.tokenizer.token_text(tokens[at]));
                 let _ = write!(out, "{}{text}", if at > 0 { "," } else { "" });
-                Part::Strings(at + 1)
+                NextPart::Strings(at + 1)
             }
-            Part::Ids(_) | Part::Strings(_) => {
+            NextPart::Ids(_) | NextPart::Strings(_) => {
                 out.push_str("]}");
-                Part::Over
+                NextPart::Over
             }
-            Part::Over => return false,
+            NextPart::Over => return false,
         };
         true
     }))
@@ -74,7 +74,7 @@ pub async fn tokenize(
 
 /// What is written next.
 #[derive(Clone, Copy)]
-enum Part {
+enum NextPart {
     Opening,
     Ids(usize),
     Strings(usize),

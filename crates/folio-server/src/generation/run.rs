@@ -24,7 +24,7 @@ use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::observability::why::Begun;
-use crate::tenancy::gate::{Entry, Need, TOKENS_EXPECTED, Ticket};
+use crate::tenancy::gate::{AdmittedRequest, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
 
@@ -68,7 +68,7 @@ impl Generator {
         tenant: &Tenant,
         job: Job,
         flight: Flight,
-    ) -> Result<(Abort, stream::Reader), ApiError> {
+    ) -> Result<(Abort, stream::FrameReader), ApiError> {
         let unread = self.load.unread.answer(&tenant.gate);
         let (events, reader) = Events::new(unread.clone());
         let abort = self.spawn(tenant, job, flight, (unread, Output::Stream(events))).await?;
@@ -96,7 +96,7 @@ impl Generator {
         let ticket = admit(tenant, &mut job, &flight.entry)?;
         let submitted = self.served.engine.now();
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
-        let sink = Sink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
+        let sink = PromptSink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
         let requests = self.requests(tenant, &job);
         let (abort, hashes) = match submit(&self.served, tenant, requests, (job.prompts.len(), sink)).await {
             Ok(submitted) => submitted,
@@ -176,7 +176,7 @@ async fn submit(
     served: &Served,
     tenant: &Tenant,
     requests: Vec<(usize, Request)>,
-    (prompts, sink): (usize, Sink),
+    (prompts, sink): (usize, PromptSink),
 ) -> Result<(Abort, Vec<(usize, BlockHashes)>), Rejected> {
     let engine = &served.engine;
     let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
@@ -186,7 +186,7 @@ async fn submit(
     let mut flags = vec![CancelFlag::default(); prompts];
     let submitted: Vec<_> = places.iter().copied().zip(hashes.iter().cloned()).collect();
     for ((prompt, request), hashes) in places.into_iter().zip(requests).zip(hashes) {
-        let sink = Sink { prompt, ..sink.clone() };
+        let sink = PromptSink { prompt, ..sink.clone() };
         match engine.submit(request, hashes, Box::new(sink)) {
             Ok(flag) => flags[prompt] = flag,
             Err(rejected) => {
@@ -215,7 +215,7 @@ impl Started {
 }
 
 /// Holds the job against what its tenant may have.
-fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<Entry>) -> Result<Ticket, ApiError> {
+fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<AdmittedRequest>) -> Result<Ticket, ApiError> {
     let asked = job.generation.max_tokens;
     let mut need = Need { prompts: job.prompts.len() as u32, prompt_tokens: 0, output_tokens: 0 };
     for prompt in &mut job.prompts {
@@ -242,7 +242,7 @@ const TOKENS_GATHERED: usize = 16;
 /// The way of one prompt's events to the driver. Invariants: they arrive in order; only tokens wait, and none behind another event, the
 /// engine's last for a choice among them, or behind what makes the request be over.
 #[derive(Clone)]
-struct Sink {
+struct PromptSink {
     prompt: usize,
     events: mpsc::UnboundedSender<Delivered>,
     unread: Arc<Unread>,
@@ -251,7 +251,7 @@ struct Sink {
     waiting: Vec<Delivered>,
 }
 
-impl EventSink for Sink {
+impl EventSink for PromptSink {
     fn deliver(&mut self, event: Event) -> bool {
         if self.unread.is_over() {
             return false;

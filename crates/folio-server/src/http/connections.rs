@@ -27,22 +27,22 @@ use crate::http::rest;
 /// See the module documentation.
 pub(crate) struct Connections {
     most: usize,
-    inner: Mutex<Inner>,
+    inner: Mutex<ConnectionTable>,
     /// Somebody left or became idle.
     changed: Notify,
 }
 
 #[derive(Default)]
-struct Inner {
+struct ConnectionTable {
     next: u64,
-    live: HashMap<u64, Entry>,
+    live: HashMap<u64, ConnectionEntry>,
     /// By when they became idle: order -> connection.
     idle: BTreeMap<u64, u64>,
     /// Told to make room, and still there.
     closing: usize,
 }
 
-struct Entry {
+struct ConnectionEntry {
     close: Arc<Notify>,
     /// Its place among the idle ones.
     idle: Option<u64>,
@@ -66,7 +66,7 @@ impl Connections {
         Arc::new(Self { most: most.max(1), inner: Mutex::default(), changed: Notify::new() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         self.inner.lock()
     }
 
@@ -88,17 +88,19 @@ impl Connections {
         }
     }
 
-    fn add(self: &Arc<Self>, inner: &mut Inner) -> ConnectionPlace {
+    fn add(self: &Arc<Self>, inner: &mut ConnectionTable) -> ConnectionPlace {
         let id = inner.next;
         inner.next += 1;
         let close = Arc::new(Notify::new());
-        inner.live.insert(id, Entry { close: close.clone(), idle: Some(id), busy: 0, closing: false });
+        inner
+            .live
+            .insert(id, ConnectionEntry { close: close.clone(), idle: Some(id), busy: 0, closing: false });
         inner.idle.insert(id, id);
         ConnectionPlace { all: self.clone(), id, close }
     }
 }
 
-impl Inner {
+impl ConnectionTable {
     /// Tells the one idle for longest to go.
     fn evict(&mut self) {
         if let Some((_, id)) = self.idle.pop_first()

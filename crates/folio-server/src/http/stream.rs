@@ -76,11 +76,11 @@ pub struct Events(Arc<Frames>);
 /// Frames on their way to the reader.
 struct Frames {
     unread: Arc<Unread>,
-    inner: Mutex<Inner>,
+    inner: Mutex<QueuedFrames>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct QueuedFrames {
     waiting: VecDeque<Bytes>,
     /// Bytes of the first that left already.
     begun: usize,
@@ -93,9 +93,9 @@ struct Inner {
 
 impl Events {
     /// An event stream of a request, and its reading end.
-    pub fn new(unread: Arc<Unread>) -> (Self, Reader) {
+    pub fn new(unread: Arc<Unread>) -> (Self, FrameReader) {
         let frames = Arc::new(Frames { unread, inner: Mutex::default() });
-        (Self(frames.clone()), Reader(frames))
+        (Self(frames.clone()), FrameReader(frames))
     }
 
     /// Drops what was not accepted. What follows is an event of its own.
@@ -185,16 +185,16 @@ impl Frames {
 }
 
 /// The reading end.
-pub struct Reader(Arc<Frames>);
+pub struct FrameReader(Arc<Frames>);
 
-impl Reader {
+impl FrameReader {
     /// The next part of what is written; `None` at the end.
     pub async fn next(&self) -> Option<Bytes> {
         std::future::poll_fn(|cx| self.0.accept(cx)).await
     }
 }
 
-impl Drop for Reader {
+impl Drop for FrameReader {
     fn drop(&mut self) {
         self.0.inner.lock().left = true;
         self.0.clear();
@@ -202,7 +202,7 @@ impl Drop for Reader {
 }
 
 struct EventBody {
-    events: Reader,
+    events: FrameReader,
     keep_alive: Interval,
     idle: &'static str,
     _guard: AbortGuard,
@@ -228,7 +228,7 @@ impl Stream for EventBody {
 
 /// The response around the reading end; `idle` is sent at once where nothing else is there, and whenever nothing else was for `keep_alive`.
 pub fn response(
-    events: Reader,
+    events: FrameReader,
     guard: AbortGuard,
     keep_alive: Duration,
     idle: &'static str,

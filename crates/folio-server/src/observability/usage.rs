@@ -76,7 +76,7 @@ pub(crate) struct RowKey {
 }
 
 #[derive(Default)]
-struct Inner {
+struct UnsavedUsage {
     /// Since the start of the process.
     total: Count,
     /// By minute, not yet among the rows; in order.
@@ -87,7 +87,7 @@ struct Inner {
 pub(crate) struct Meter {
     tenant: Arc<str>,
     key: Arc<str>,
-    inner: Mutex<Inner>,
+    inner: Mutex<UnsavedUsage>,
 }
 
 impl Meter {
@@ -127,7 +127,7 @@ struct Used {
     left: bool,
 }
 
-enum Rows {
+enum UsageRows {
     Memory(BTreeMap<RowKey, Count>),
     File(Database),
 }
@@ -137,7 +137,7 @@ pub(crate) struct Meters {
     model: Arc<str>,
     meters: Mutex<HashMap<TenantId, Used>>,
     /// Held while meters are emptied into it, and while records are read: no figure is there twice or not at all.
-    rows: Mutex<Rows>,
+    rows: Mutex<UsageRows>,
     /// Held by whoever reads records: one at a time, so that long readings are nobody else's business.
     pub reading: tokio::sync::Mutex<()>,
 }
@@ -146,8 +146,8 @@ impl Meters {
     /// `file`: where records outlive the process; made if it is not there.
     pub fn new(model: &str, file: Option<&Path>) -> Result<Self, ServerError> {
         let rows = match file {
-            None => Rows::Memory(BTreeMap::new()),
-            Some(path) => Rows::File(open(path).map_err(|reason| {
+            None => UsageRows::Memory(BTreeMap::new()),
+            Some(path) => UsageRows::File(open(path).map_err(|reason| {
                 ServerError::Config(format!(
                     "{}: records of usage cannot be kept here: {reason}",
                     path.display()
@@ -236,14 +236,14 @@ impl Meters {
             return;
         }
         match &mut *rows {
-            Rows::Memory(rows) => {
+            UsageRows::Memory(rows) => {
                 new().for_each(|(key, count)| rows.entry(key).or_default().add(count));
                 while rows.len() > MEMORY_ROWS_MAX {
                     let oldest = rows.keys().map(|key| key.minute).min();
                     rows.retain(|key, _| Some(key.minute) != oldest);
                 }
             }
-            Rows::File(database) => {
+            UsageRows::File(database) => {
                 if let Err(error) = append(database, new()) {
                     tracing::error!(%error, "records of usage are kept in memory until they can be written");
                     for (counts, meter) in &taken {
@@ -269,11 +269,11 @@ impl Meters {
             (from..to).contains(&key.minute) && tenant.is_none_or(|tenant| tenant == &*key.tenant)
         };
         match &*rows {
-            Rows::Memory(rows) => {
+            UsageRows::Memory(rows) => {
                 let mut kept = rows.iter().filter(|(key, _)| wanted(key));
                 kept.try_for_each(|(key, count)| take(key.clone(), *count))?;
             }
-            Rows::File(database) => read(database, tenant, from..to, take).map_err(|error| {
+            UsageRows::File(database) => read(database, tenant, from..to, take).map_err(|error| {
                 tracing::error!(%error, "records of usage cannot be read");
                 ApiError::internal("the records of usage cannot be read")
             })??,

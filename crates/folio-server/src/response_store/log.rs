@@ -26,11 +26,11 @@ const READERS_MAX: usize = 16;
 /// See the module documentation.
 #[derive(Default)]
 pub struct Log {
-    inner: Mutex<Inner>,
+    inner: Mutex<LoggedEvents>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct LoggedEvents {
     /// Events, the long ones in several pieces, each with its event's number.
     pieces: Vec<(u64, Bytes)>,
     /// Events that are complete.
@@ -41,7 +41,7 @@ struct Inner {
     came: u64,
 }
 
-impl Inner {
+impl LoggedEvents {
     fn waiting(&mut self) -> Vec<Waker> {
         self.readers.values_mut().filter_map(Option::take).collect()
     }
@@ -79,7 +79,7 @@ impl Log {
 }
 
 /// Reads a log from an event on.
-struct Reader {
+struct LogReader {
     log: Arc<Log>,
     number: u64,
     /// The next piece.
@@ -89,7 +89,7 @@ struct Reader {
     keep_alive: Interval,
 }
 
-impl Reader {
+impl LogReader {
     fn new(log: Arc<Log>, after: Option<u64>, keep_alive: Duration) -> Result<Self, ApiError> {
         let mut inner = log.inner.lock();
         let readers = inner.readers.len();
@@ -124,13 +124,13 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for LogReader {
     fn drop(&mut self) {
         self.log.inner.lock().readers.remove(&self.number);
     }
 }
 
-impl Stream for Reader {
+impl Stream for LogReader {
     type Item = Result<Bytes, std::convert::Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -149,7 +149,7 @@ impl Stream for Reader {
 
 /// A response that reads the log behind event number `after`, unless many do.
 pub fn follow(log: Arc<Log>, after: Option<u64>, keep_alive: Duration) -> Result<Response<Body>, ApiError> {
-    let mut response = Response::new(Body::from_stream(Reader::new(log, after, keep_alive)?));
+    let mut response = Response::new(Body::from_stream(LogReader::new(log, after, keep_alive)?));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -164,7 +164,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_forgotten_takes_no_memory_and_ends_for_whoever_reads() {
         let log = Arc::new(Log::default());
-        let reader = || Reader::new(log.clone(), None, Duration::from_secs(60));
+        let reader = || LogReader::new(log.clone(), None, Duration::from_secs(60));
         let mut readers: Vec<_> = (0..).map_while(|_| reader().ok()).collect();
         assert_eq!(readers.len(), READERS_MAX);
         assert_eq!(reader().err().map(|error| (error.status, error.retry_after_s)), Some((429, Some(1))));

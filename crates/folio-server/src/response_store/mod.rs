@@ -26,11 +26,11 @@ pub struct ResponseStore {
     /// The least that a response costs.
     share: usize,
     bytes_max: usize,
-    inner: Mutex<Inner>,
+    inner: Mutex<ResponseTable>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct ResponseTable {
     tenants: HashMap<TenantId, TenantResponses>,
     /// By what they hold.
     largest: BTreeSet<(usize, TenantId)>,
@@ -41,14 +41,14 @@ struct Inner {
 /// One tenant's.
 #[derive(Default)]
 struct TenantResponses {
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, ResponseEntry>,
     /// By last use: those that are over, and those that run.
     over: BTreeMap<u64, String>,
     running: BTreeMap<u64, String>,
     bytes: usize,
 }
 
-struct Entry {
+struct ResponseEntry {
     record: StoredResponse,
     used: u64,
     bytes: usize,
@@ -58,7 +58,7 @@ struct Entry {
     log: Option<(Arc<Log>, usize)>,
 }
 
-impl Entry {
+impl ResponseEntry {
     /// Its events go with it, whoever reads them.
     fn forget(&self) {
         self.log.iter().for_each(|(log, _)| log.forget());
@@ -143,12 +143,12 @@ impl ResponseStore {
         inner.change(tenant, |own| {
             own.line(running.is_some()).insert(used, id.to_owned());
             own.bytes += bytes;
-            own.entries.insert(id.to_owned(), Entry { record, used, bytes, running, log });
+            own.entries.insert(id.to_owned(), ResponseEntry { record, used, bytes, running, log });
         });
         self.make_room(&mut inner);
     }
 
-    fn make_room(&self, inner: &mut Inner) {
+    fn make_room(&self, inner: &mut ResponseTable) {
         while inner.bytes > self.bytes_max {
             let Some((_, tenant)) = inner.largest.last().copied() else { break };
             let Some(id) = inner.tenants.get(&tenant).and_then(TenantResponses::least_used).cloned() else {
@@ -224,7 +224,7 @@ impl ResponseStore {
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ResponseTable> {
         self.inner.lock()
     }
 }
@@ -239,8 +239,8 @@ impl TenantResponses {
     }
 }
 
-impl Inner {
-    fn own(&self, tenant: TenantId, id: &str) -> Option<&Entry> {
+impl ResponseTable {
+    fn own(&self, tenant: TenantId, id: &str) -> Option<&ResponseEntry> {
         self.tenants.get(&tenant)?.entries.get(id)
     }
 
@@ -259,7 +259,7 @@ impl Inner {
         changed
     }
 
-    fn remove(&mut self, tenant: TenantId, id: &str) -> Option<Entry> {
+    fn remove(&mut self, tenant: TenantId, id: &str) -> Option<ResponseEntry> {
         self.own(tenant, id)?;
         self.change(tenant, |own| {
             let entry = own.entries.remove(id)?;

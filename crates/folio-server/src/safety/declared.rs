@@ -29,7 +29,7 @@ const WINDOW_MAX: usize = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct RulesFile {
     #[serde(default)]
     rules: Vec<RuleEntry>,
     callout: Option<CalloutEntry>,
@@ -114,7 +114,7 @@ fn wrong(path: impl Display, reason: impl Display) -> ServerError {
 impl Safety {
     /// `environment` looks up the variable that `secret_env` names.
     pub fn parse(text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, ServerError> {
-        let file: File =
+        let file: RulesFile =
             serde_json::from_str(text).map_err(|error| ServerError::Config(format!("safety: {error}")))?;
         if file.rules.is_empty() && file.callout.is_none() {
             return Err(wrong("rules", "there are none, and no callout: leave safety out"));

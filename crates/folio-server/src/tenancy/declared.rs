@@ -109,7 +109,7 @@ impl Share {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TenantsFile {
     #[serde(default)]
     tenants: Vec<TenantEntry>,
     default_limits: Option<LimitsEntry>,
@@ -217,7 +217,7 @@ fn wrong(what: &str, field: &str, reason: impl std::fmt::Display) -> ServerError
 impl Declared {
     /// `environment` looks up the variables that `keys_env` names.
     pub fn parse(text: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, ServerError> {
-        let file: File = serde_json::from_str(text)
+        let file: TenantsFile = serde_json::from_str(text)
             .map_err(|error| ServerError::Config(format!("the tenants file: {error}")))?;
         let nothing = file.tenants.is_empty() && file.groups.is_empty() && file.prefixes.is_empty();
         if nothing && file.default_limits.is_none() {

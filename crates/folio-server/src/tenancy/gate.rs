@@ -5,7 +5,7 @@
 //!
 //! A request that brings a body passes twice. It *enters* before a byte of the body is read ([`Gate::enter`]): what is refused there
 //! costs nothing. From then on it runs, until its answer was accepted or its client left, and counts among the minute's requests
-//! whatever becomes of it, but for being told to come again. Once its prompts are known it *reserves* tokens ([`Entry::reserve`]).
+//! whatever becomes of it, but for being told to come again. Once its prompts are known it *reserves* tokens ([`AdmittedRequest::reserve`]).
 //!
 //! Tokens are reserved before a request runs (its prompt, and what it may generate: `max_tokens` where it says, else
 //! [`TOKENS_EXPECTED`]) and settled after it with what it used, so a minute's tokens are neither exceeded by many requests
@@ -41,7 +41,7 @@ pub struct TenantLimits {
 }
 
 #[derive(Debug)]
-struct Counts {
+struct LimitCounts {
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
     refusals: Refusals,
@@ -55,7 +55,7 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct Gate {
     limits: TenantLimits,
-    counts: Mutex<Counts>,
+    counts: Mutex<LimitCounts>,
     /// Bytes that its requests hold (`unread`).
     pub unread: AtomicUsize,
     /// Its requests that are being answered (`answering`).
@@ -84,7 +84,7 @@ pub(crate) struct Need {
 
 /// A request that was let in. It runs while anybody holds this.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct AdmittedRequest {
     gate: Arc<Gate>,
     brings: Payload,
     /// It does not count among the minute's requests.
@@ -94,7 +94,7 @@ pub(crate) struct Entry {
 /// What is reserved for a request. Dropping it without [`Ticket::settle`] gives everything back that was not used.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    entry: Arc<Entry>,
+    entry: Arc<AdmittedRequest>,
     /// Of the tokens' budget.
     reserved: f64,
     waiting: u32,
@@ -103,7 +103,7 @@ pub(crate) struct Ticket {
 
 impl Gate {
     pub fn new(limits: TenantLimits, now: Instant) -> Self {
-        let counts = Counts {
+        let counts = LimitCounts {
             requests: limits.requests_per_minute.map(|limit| Bucket::new(limit.into(), now)),
             tokens: limits.tokens_per_minute.map(|limit| Bucket::new(limit as f64, now)),
             refusals: Refusals::new(now),
@@ -123,15 +123,15 @@ impl Gate {
         &self.limits
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, LimitCounts> {
         self.counts.lock()
     }
 
     /// Lets a request in, or says what it would exceed and when to come again.
-    pub fn enter(self: &Arc<Self>, brings: Payload, now: Instant) -> Result<Arc<Entry>, ApiError> {
+    pub fn enter(self: &Arc<Self>, brings: Payload, now: Instant) -> Result<Arc<AdmittedRequest>, ApiError> {
         let limits = &self.limits;
         let mut counts = self.counts();
-        let Counts { requests, running, looking, waiting, .. } = &mut *counts;
+        let LimitCounts { requests, running, looking, waiting, .. } = &mut *counts;
         let running = if brings == Payload::Nothing { looking } else { running };
         if let Some(most) = limits.max_concurrent_requests.filter(|most| *running >= *most) {
             let message = format!("{running} of your requests are running, and {most} may run at once.");
@@ -154,7 +154,7 @@ impl Gate {
         *running += 1;
         // What was not counted is not given back.
         let given_back = AtomicBool::new(brings == Payload::Nothing);
-        Ok(Arc::new(Entry { gate: self.clone(), brings, given_back }))
+        Ok(Arc::new(AdmittedRequest { gate: self.clone(), brings, given_back }))
     }
 
     /// How long a request waits that is told to come again.
@@ -178,7 +178,7 @@ impl Gate {
 
     fn reserve(&self, need: Need, now: Instant) -> Result<f64, ApiError> {
         let mut counts = self.counts();
-        let Counts { tokens, waiting, .. } = &mut *counts;
+        let LimitCounts { tokens, waiting, .. } = &mut *counts;
         self.check_waiting(*waiting, need.prompts)?;
         let mut reserved = 0.0;
         if let Some(bucket) = tokens {
@@ -203,7 +203,7 @@ impl Gate {
     /// OpenAI's headers that tell what is left; nothing of what is not limited.
     pub fn tell(&self, headers: &mut HeaderMap, now: Instant) {
         let mut counts = self.counts();
-        let Counts { requests, tokens, .. } = &mut *counts;
+        let LimitCounts { requests, tokens, .. } = &mut *counts;
         for (what, bucket) in [("requests", requests), ("tokens", tokens)] {
             let Some(bucket) = bucket else { continue };
             bucket.refill(now);
@@ -222,7 +222,7 @@ impl Gate {
     }
 }
 
-impl Entry {
+impl AdmittedRequest {
     /// Reserves what the request's prompts need, or says what they would exceed and when to come again. All or nothing.
     pub fn reserve(self: &Arc<Self>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
         match self.gate.reserve(need, now) {
@@ -247,7 +247,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for AdmittedRequest {
     fn drop(&mut self) {
         let mut counts = self.gate.counts();
         match self.brings {

@@ -34,11 +34,11 @@ type Key = (TenantId, Digest);
 pub struct Kept<V> {
     bytes_max: usize,
     tenant_bytes_max: usize,
-    inner: Mutex<Inner<V>>,
+    inner: Mutex<KeptTable<V>>,
 }
 
-struct Inner<V> {
-    entries: HashMap<Key, Entry<V>>,
+struct KeptTable<V> {
+    entries: HashMap<Key, KeptEntry<V>>,
     /// By last use, of each tenant and of all.
     uses: BTreeMap<(TenantId, u64), Key>,
     all_uses: BTreeMap<u64, Key>,
@@ -47,7 +47,7 @@ struct Inner<V> {
     clock: u64,
 }
 
-struct Entry<V> {
+struct KeptEntry<V> {
     value: V,
     used: u64,
     bytes: usize,
@@ -56,7 +56,7 @@ struct Entry<V> {
 impl<V: Clone> Kept<V> {
     /// A tenant may have a quarter.
     pub fn new(bytes_max: usize) -> Self {
-        let inner = Inner {
+        let inner = KeptTable {
             entries: HashMap::new(),
             uses: BTreeMap::new(),
             all_uses: BTreeMap::new(),
@@ -92,7 +92,7 @@ impl<V: Clone> Kept<V> {
             let Some(oldest) = inner.all_uses.values().next().copied() else { break };
             inner.take(&oldest);
         }
-        inner.put(key, Entry { value, used: 0, bytes });
+        inner.put(key, KeptEntry { value, used: 0, bytes });
     }
 
     /// Lets go of what these tenants have.
@@ -105,13 +105,13 @@ impl<V: Clone> Kept<V> {
     }
 }
 
-impl<V> Inner<V> {
+impl<V> KeptTable<V> {
     /// The least recently used first.
     fn of_tenant(&self, tenant: TenantId) -> impl Iterator<Item = Key> {
         self.uses.range((tenant, 0)..=(tenant, u64::MAX)).map(|(_, key)| *key)
     }
 
-    fn take(&mut self, key: &Key) -> Option<Entry<V>> {
+    fn take(&mut self, key: &Key) -> Option<KeptEntry<V>> {
         let entry = self.entries.remove(key)?;
         self.uses.remove(&(key.0, entry.used));
         self.all_uses.remove(&entry.used);
@@ -126,14 +126,14 @@ impl<V> Inner<V> {
     }
 
     /// As the last used.
-    fn put(&mut self, key: Key, entry: Entry<V>) {
+    fn put(&mut self, key: Key, entry: KeptEntry<V>) {
         self.clock += 1;
         let used = self.clock;
         self.uses.insert((key.0, used), key);
         self.all_uses.insert(used, key);
         self.bytes += entry.bytes;
         *self.held.entry(key.0).or_default() += entry.bytes;
-        self.entries.insert(key, Entry { used, ..entry });
+        self.entries.insert(key, KeptEntry { used, ..entry });
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 pub const LARGE: u64 = 64 << 10;
 
 /// See the module documentation.
-pub struct FairQueue<K: Ord + Clone>(Arc<Mutex<Inner<K>>>);
+pub struct FairQueue<K: Ord + Clone>(Arc<Mutex<QueueState<K>>>);
 
 impl<K: Ord + Clone> Clone for FairQueue<K> {
     fn clone(&self) -> Self {
@@ -29,7 +29,7 @@ impl<K: Ord + Clone> Clone for FairQueue<K> {
     }
 }
 
-struct Inner<K: Ord + Clone> {
+struct QueueState<K: Ord + Clone> {
     /// Turns that nobody has.
     free: usize,
     /// Of those that large pieces may have.
@@ -77,7 +77,7 @@ impl<K: Ord + Clone> FairQueue<K> {
     /// `turns` at once; `waiting_max` in line.
     pub fn new(turns: usize, waiting_max: usize) -> Self {
         let turns = turns.max(1);
-        let inner = Inner {
+        let inner = QueueState {
             free: turns,
             free_large: (turns - 1).max(1),
             waiting_max,
@@ -89,7 +89,7 @@ impl<K: Ord + Clone> FairQueue<K> {
         Self(Arc::new(Mutex::new(inner)))
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner<K>> {
+    fn inner(&self) -> MutexGuard<'_, QueueState<K>> {
         self.0.lock()
     }
 
@@ -149,7 +149,7 @@ impl<K: Ord + Clone> FairQueue<K> {
     }
 }
 
-impl<K: Ord + Clone> Inner<K> {
+impl<K: Ord + Clone> QueueState<K> {
     fn next(&mut self) -> Option<(oneshot::Sender<Turn<K>>, bool)> {
         if self.free == 0 {
             return None;

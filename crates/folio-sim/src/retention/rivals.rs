@@ -6,7 +6,7 @@ use folio_kv::{BlockHash, BlockId, BlockMeta, EvictionPolicy, TenantId};
 
 /// What a rank is made of.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Record {
+pub(super) struct RivalRecord {
     /// When it was inserted and last freed, in events.
     inserted: u64,
     freed: u64,
@@ -16,19 +16,19 @@ pub(super) struct Record {
 type Rank = (u64, u64);
 
 /// First in, first out.
-pub(super) fn fifo(record: &Record) -> Rank {
+pub(super) fn fifo(record: &RivalRecord) -> Rank {
     (record.inserted, 0)
 }
 
 /// Least often found, then least recently used.
-pub(super) fn lfu(record: &Record) -> Rank {
+pub(super) fn lfu(record: &RivalRecord) -> Rank {
     (record.hits.into(), record.freed)
 }
 
 /// Gives up the freed, childless block of the lowest rank.
 pub(super) struct Ranked {
-    rank: fn(&Record) -> Rank,
-    records: Vec<Record>,
+    rank: fn(&RivalRecord) -> Rank,
+    records: Vec<RivalRecord>,
     freed: Vec<bool>,
     leaves: BTreeSet<(Rank, u32)>,
     evictable: u32,
@@ -36,7 +36,7 @@ pub(super) struct Ranked {
 }
 
 impl Ranked {
-    pub fn new(rank: fn(&Record) -> Rank) -> Self {
+    pub fn new(rank: fn(&RivalRecord) -> Rank) -> Self {
         Self { rank, records: Vec::new(), freed: Vec::new(), leaves: BTreeSet::new(), evictable: 0, now: 0 }
     }
 
@@ -47,13 +47,13 @@ impl Ranked {
 
 impl EvictionPolicy for Ranked {
     fn resize(&mut self, blocks: u32) {
-        self.records = vec![Record::default(); blocks as usize];
+        self.records = vec![RivalRecord::default(); blocks as usize];
         self.freed = vec![false; blocks as usize];
     }
 
     fn on_insert(&mut self, block: BlockId, _meta: &BlockMeta) {
         self.now += 1;
-        self.records[block.0 as usize] = Record { inserted: self.now, ..Record::default() };
+        self.records[block.0 as usize] = RivalRecord { inserted: self.now, ..RivalRecord::default() };
     }
 
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
@@ -97,7 +97,7 @@ impl EvictionPolicy for Ranked {
 /// and a memory of what left the small one.
 #[derive(Default)]
 pub(super) struct S3Fifo {
-    entries: Vec<Entry>,
+    entries: Vec<RivalEntry>,
     /// Freed leaves of the small and of the main queue, in order.
     leaves: [BTreeSet<(u64, u32)>; 2],
     /// Blocks of each queue, freed or not.
@@ -109,7 +109,7 @@ pub(super) struct S3Fifo {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct RivalEntry {
     queue: usize,
     order: u64,
     frequency: u8,
@@ -124,7 +124,7 @@ const FREQUENCY_MOST: u8 = 3;
 
 impl S3Fifo {
     /// Takes the block out of its queue's leaves, changes it, and puts it back if it still belongs there.
-    fn change(&mut self, block: u32, change: impl FnOnce(&mut Entry)) {
+    fn change(&mut self, block: u32, change: impl FnOnce(&mut RivalEntry)) {
         let entry = &mut self.entries[block as usize];
         self.leaves[entry.queue].remove(&(entry.order, block));
         let before = entry.queue;
@@ -141,13 +141,13 @@ impl S3Fifo {
     fn again(&mut self, block: u32, queue: usize, frequency: u8) {
         self.now += 1;
         let order = self.now;
-        self.change(block, |entry| *entry = Entry { queue, order, frequency, ..*entry });
+        self.change(block, |entry| *entry = RivalEntry { queue, order, frequency, ..*entry });
     }
 }
 
 impl EvictionPolicy for S3Fifo {
     fn resize(&mut self, blocks: u32) {
-        self.entries = vec![Entry::default(); blocks as usize];
+        self.entries = vec![RivalEntry::default(); blocks as usize];
     }
 
     fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
@@ -155,7 +155,7 @@ impl EvictionPolicy for S3Fifo {
         let known = meta.hash.is_some_and(|hash| self.ghosts.remove(&hash));
         let queue = if known { MAIN } else { SMALL };
         self.lengths[queue] += 1;
-        self.entries[block.0 as usize] = Entry { queue, order: self.now, ..Entry::default() };
+        self.entries[block.0 as usize] = RivalEntry { queue, order: self.now, ..RivalEntry::default() };
     }
 
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {

@@ -12,13 +12,13 @@ use super::{guards, json, strftime, wrapped};
 /// The template called `raise_exception` with this message.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Refusal(String);
+struct RaisedException(String);
 
 /// The message of `raise_exception`, if that is why rendering failed.
 pub(super) fn refusal(error: &Error) -> Option<String> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
-        if let Some(Refusal(message)) = cause.downcast_ref::<Refusal>() {
+        if let Some(RaisedException(message)) = cause.downcast_ref::<RaisedException>() {
             return Some(message.clone());
         }
         source = cause.source();
@@ -54,7 +54,7 @@ pub(super) fn syntax() -> SyntaxConfig {
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refusal(message)))
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(RaisedException(message)))
 }
 
 /// As in Python: an undefined variable iterates as nothing, `None` does not iterate at all.

@@ -42,12 +42,12 @@ pub(super) fn dumps(value: &Value, style: &Style) -> Result<String, Error> {
         Some((item, key)) => (item.as_str(), key.as_str()),
         None => default,
     };
-    let mut writer = Writer { style, item, key, out: String::new(), depth: 0 };
+    let mut writer = JsonWriter { style, item, key, out: String::new(), depth: 0 };
     writer.value(value)?;
     Ok(writer.out)
 }
 
-struct Writer<'a> {
+struct JsonWriter<'a> {
     style: &'a Style,
     item: &'a str,
     key: &'a str,
@@ -58,7 +58,7 @@ struct Writer<'a> {
 /// Deeper values are refused, as Python's recursion limit would.
 const MAX_DEPTH: usize = 200;
 
-impl Writer<'_> {
+impl JsonWriter<'_> {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),

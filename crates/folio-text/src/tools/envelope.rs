@@ -19,7 +19,7 @@ enum Field {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum EnvelopeState {
     Open,
     FirstKey,
     Key,
@@ -48,7 +48,7 @@ pub enum Progress {
 
 #[derive(Clone, Debug)]
 pub struct Envelope {
-    state: State,
+    state: EnvelopeState,
     pub name: Option<String>,
     pub id: Option<String>,
     /// Arguments that are complete already.
@@ -60,14 +60,14 @@ pub struct Envelope {
 
 impl Envelope {
     pub fn new(strict: bool) -> Self {
-        Self { state: State::Open, name: None, id: None, arguments: None, streamed: false, strict }
+        Self { state: EnvelopeState::Open, name: None, id: None, arguments: None, streamed: false, strict }
     }
 
     /// Reads on at `at`. The text from the object's start on must be there until the arguments are streamed.
     pub fn step(&mut self, text: &str, at: &mut usize) -> Progress {
         let bytes = text.as_bytes();
         while let Some(&byte) = bytes.get(*at) {
-            if let State::Skip { start, scanner, field } = &mut self.state {
+            if let EnvelopeState::Skip { start, scanner, field } = &mut self.state {
                 let (start, field) = (*start, *field);
                 match scanner.feed(byte) {
                     Feed::Part | Feed::Control => *at += 1,
@@ -86,22 +86,22 @@ impl Envelope {
                 *at += 1;
                 continue;
             }
-            let skip = |field| State::Skip { start: *at, scanner: JsonScanner::default(), field };
+            let skip = |field| EnvelopeState::Skip { start: *at, scanner: JsonScanner::default(), field };
             self.state = match (&self.state, byte) {
-                (State::Open, b'{') => State::FirstKey,
-                (State::FirstKey | State::Key, b'"') => {
+                (EnvelopeState::Open, b'{') => EnvelopeState::FirstKey,
+                (EnvelopeState::FirstKey | EnvelopeState::Key, b'"') => {
                     self.state = skip(None);
                     continue;
                 }
-                (State::Colon(field), b':') => State::Value(*field),
-                (State::Value(Field::Arguments), b'{')
+                (EnvelopeState::Colon(field), b':') => EnvelopeState::Value(*field),
+                (EnvelopeState::Value(Field::Arguments), b'{')
                     if self.name.is_some() && self.arguments.is_none() && !self.streamed =>
                 {
                     self.streamed = true;
-                    self.state = State::After;
+                    self.state = EnvelopeState::After;
                     return Progress::Stream;
                 }
-                (State::Value(field), _) => {
+                (EnvelopeState::Value(field), _) => {
                     let fits = match field {
                         Field::Name => byte == b'"',
                         Field::Arguments => matches!(byte, b'{' | b'"' | b'n') && !self.streamed,
@@ -115,8 +115,8 @@ impl Envelope {
                     self.state = skip(Some(*field));
                     continue;
                 }
-                (State::After, b',') => State::Key,
-                (State::After | State::FirstKey, b'}') => {
+                (EnvelopeState::After, b',') => EnvelopeState::Key,
+                (EnvelopeState::After | EnvelopeState::FirstKey, b'}') => {
                     *at += 1;
                     return self.done();
                 }
@@ -137,9 +137,9 @@ impl Envelope {
     }
 
     /// A key or value is complete; what comes next.
-    fn skipped(&mut self, text: &str, field: Option<Field>) -> Option<State> {
+    fn skipped(&mut self, text: &str, field: Option<Field>) -> Option<EnvelopeState> {
         let Some(field) = field else {
-            return Some(State::Colon(match unquoted(text)?.as_str() {
+            return Some(EnvelopeState::Colon(match unquoted(text)?.as_str() {
                 "name" | "tool_name" | "function" => Field::Name,
                 "arguments" | "parameters" | "args" => Field::Arguments,
                 "id" | "tool_call_id" => Field::Id,
@@ -163,7 +163,7 @@ impl Envelope {
             Field::Type if text != "\"function\"" => return None,
             Field::Type | Field::Index => {}
         }
-        Some(State::After)
+        Some(EnvelopeState::After)
     }
 }
 

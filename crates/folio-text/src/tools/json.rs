@@ -23,7 +23,7 @@ pub enum Feed {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum JsonState {
     Value,
     FirstItem,
     FirstKey,
@@ -49,12 +49,12 @@ enum State {
 pub struct JsonScanner {
     /// Open brackets; true: an object.
     stack: Vec<bool>,
-    state: State,
+    state: JsonState,
 }
 
 impl Default for JsonScanner {
     fn default() -> Self {
-        Self { stack: Vec::new(), state: State::Value }
+        Self { stack: Vec::new(), state: JsonState::Value }
     }
 }
 
@@ -62,44 +62,44 @@ impl JsonScanner {
     pub fn feed(&mut self, byte: u8) -> Feed {
         let blank = matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
         match self.state {
-            State::Text { key } => self.text(byte, key),
-            State::Escape { key } => match byte {
-                b'u' => self.go(State::Hex { key, left: 4 }),
-                b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.go(State::Text { key }),
+            JsonState::Text { key } => self.text(byte, key),
+            JsonState::Escape { key } => match byte {
+                b'u' => self.go(JsonState::Hex { key, left: 4 }),
+                b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.go(JsonState::Text { key }),
                 _ => Feed::Bad,
             },
-            State::Hex { key, left } if byte.is_ascii_hexdigit() => match left {
-                1 => self.go(State::Text { key }),
-                _ => self.go(State::Hex { key, left: left - 1 }),
+            JsonState::Hex { key, left } if byte.is_ascii_hexdigit() => match left {
+                1 => self.go(JsonState::Text { key }),
+                _ => self.go(JsonState::Hex { key, left: left - 1 }),
             },
-            State::Word([next, rest @ ..]) if *next == byte => match rest {
+            JsonState::Word([next, rest @ ..]) if *next == byte => match rest {
                 [] => self.value_ended(),
-                _ => self.go(State::Word(rest)),
+                _ => self.go(JsonState::Word(rest)),
             },
-            State::Hex { .. } | State::Word(_) => Feed::Bad,
-            State::Value
-            | State::FirstItem
-            | State::FirstKey
-            | State::Key
-            | State::Colon
-            | State::AfterValue
+            JsonState::Hex { .. } | JsonState::Word(_) => Feed::Bad,
+            JsonState::Value
+            | JsonState::FirstItem
+            | JsonState::FirstKey
+            | JsonState::Key
+            | JsonState::Colon
+            | JsonState::AfterValue
                 if blank =>
             {
                 Feed::Part
             }
-            State::Value => self.value(byte),
-            State::FirstItem if byte == b']' => self.close(false),
-            State::FirstItem => self.value(byte),
-            State::FirstKey if byte == b'}' => self.close(true),
-            State::FirstKey | State::Key if byte == b'"' => self.go(State::Text { key: true }),
-            State::Colon if byte == b':' => self.go(State::Value),
-            State::FirstKey | State::Key | State::Colon => Feed::Bad,
-            State::AfterValue => self.after_value(byte),
+            JsonState::Value => self.value(byte),
+            JsonState::FirstItem if byte == b']' => self.close(false),
+            JsonState::FirstItem => self.value(byte),
+            JsonState::FirstKey if byte == b'}' => self.close(true),
+            JsonState::FirstKey | JsonState::Key if byte == b'"' => self.go(JsonState::Text { key: true }),
+            JsonState::Colon if byte == b':' => self.go(JsonState::Value),
+            JsonState::FirstKey | JsonState::Key | JsonState::Colon => Feed::Bad,
+            JsonState::AfterValue => self.after_value(byte),
             number => self.number(number, byte),
         }
     }
 
-    fn go(&mut self, state: State) -> Feed {
+    fn go(&mut self, state: JsonState) -> Feed {
         self.state = state;
         Feed::Part
     }
@@ -109,52 +109,54 @@ impl JsonScanner {
             b'{' | b'[' if self.stack.len() == DEPTH_MAX => Feed::Bad,
             b'{' => {
                 self.stack.push(true);
-                self.go(State::FirstKey)
+                self.go(JsonState::FirstKey)
             }
             b'[' => {
                 self.stack.push(false);
-                self.go(State::FirstItem)
+                self.go(JsonState::FirstItem)
             }
-            b'"' => self.go(State::Text { key: false }),
-            b'-' => self.go(State::Minus),
-            b'0' => self.go(State::Zero),
-            b'1'..=b'9' => self.go(State::Integer),
-            b't' => self.go(State::Word(b"rue")),
-            b'f' => self.go(State::Word(b"alse")),
-            b'n' => self.go(State::Word(b"ull")),
+            b'"' => self.go(JsonState::Text { key: false }),
+            b'-' => self.go(JsonState::Minus),
+            b'0' => self.go(JsonState::Zero),
+            b'1'..=b'9' => self.go(JsonState::Integer),
+            b't' => self.go(JsonState::Word(b"rue")),
+            b'f' => self.go(JsonState::Word(b"alse")),
+            b'n' => self.go(JsonState::Word(b"ull")),
             _ => Feed::Bad,
         }
     }
 
     fn text(&mut self, byte: u8, key: bool) -> Feed {
         match byte {
-            b'"' if key => self.go(State::Colon),
+            b'"' if key => self.go(JsonState::Colon),
             b'"' => self.value_ended(),
-            b'\\' => self.go(State::Escape { key }),
+            b'\\' => self.go(JsonState::Escape { key }),
             0..0x20 => Feed::Control,
             _ => Feed::Part,
         }
     }
 
-    fn number(&mut self, state: State, byte: u8) -> Feed {
+    fn number(&mut self, state: JsonState, byte: u8) -> Feed {
         let digit = byte.is_ascii_digit();
         let exponent = matches!(byte, b'e' | b'E');
         match state {
-            State::Minus if byte == b'0' => self.go(State::Zero),
-            State::Minus if digit => self.go(State::Integer),
-            State::Integer if digit => Feed::Part,
-            State::Zero | State::Integer if byte == b'.' => self.go(State::Point),
-            State::Zero | State::Integer | State::Fraction if exponent => self.go(State::Exponent),
-            State::Point | State::Fraction if digit => self.go(State::Fraction),
-            State::Exponent if matches!(byte, b'+' | b'-') => self.go(State::ExponentSign),
-            State::Exponent | State::ExponentSign | State::ExponentDigits if digit => {
-                self.go(State::ExponentDigits)
+            JsonState::Minus if byte == b'0' => self.go(JsonState::Zero),
+            JsonState::Minus if digit => self.go(JsonState::Integer),
+            JsonState::Integer if digit => Feed::Part,
+            JsonState::Zero | JsonState::Integer if byte == b'.' => self.go(JsonState::Point),
+            JsonState::Zero | JsonState::Integer | JsonState::Fraction if exponent => {
+                self.go(JsonState::Exponent)
             }
-            State::Zero | State::Integer | State::Fraction | State::ExponentDigits => {
+            JsonState::Point | JsonState::Fraction if digit => self.go(JsonState::Fraction),
+            JsonState::Exponent if matches!(byte, b'+' | b'-') => self.go(JsonState::ExponentSign),
+            JsonState::Exponent | JsonState::ExponentSign | JsonState::ExponentDigits if digit => {
+                self.go(JsonState::ExponentDigits)
+            }
+            JsonState::Zero | JsonState::Integer | JsonState::Fraction | JsonState::ExponentDigits => {
                 if self.stack.is_empty() {
                     return Feed::After;
                 }
-                self.state = State::AfterValue;
+                self.state = JsonState::AfterValue;
                 self.feed(byte)
             }
             _ => Feed::Bad,
@@ -163,8 +165,8 @@ impl JsonScanner {
 
     fn after_value(&mut self, byte: u8) -> Feed {
         match (byte, self.stack.last()) {
-            (b',', Some(true)) => self.go(State::Key),
-            (b',', Some(false)) => self.go(State::Value),
+            (b',', Some(true)) => self.go(JsonState::Key),
+            (b',', Some(false)) => self.go(JsonState::Value),
             (b'}', Some(true)) => self.close(true),
             (b']', Some(false)) => self.close(false),
             _ => Feed::Bad,
@@ -179,7 +181,7 @@ impl JsonScanner {
     }
 
     fn value_ended(&mut self) -> Feed {
-        self.state = State::AfterValue;
+        self.state = JsonState::AfterValue;
         if self.stack.is_empty() { Feed::Last } else { Feed::Part }
     }
 }

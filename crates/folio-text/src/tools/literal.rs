@@ -124,7 +124,7 @@ pub fn translate(call: &str, dialect: Dialect) -> Option<(String, String)> {
     if name.is_empty() || !name.bytes().all(is_name_byte) {
         return None;
     }
-    let mut reader = Reader { text: &arguments[1..], dialect };
+    let mut reader = LiteralReader { text: &arguments[1..], dialect };
     let mut out = String::new();
     let close = if dialect == Dialect::Python { ')' } else { '}' };
     reader.members(close, &mut out, 0)?;
@@ -137,17 +137,17 @@ pub fn python_value(text: &str) -> Option<String> {
     if !text.starts_with(['[', '{']) {
         return None;
     }
-    let (mut reader, mut out) = (Reader { text, dialect: Dialect::Python }, String::new());
+    let (mut reader, mut out) = (LiteralReader { text, dialect: Dialect::Python }, String::new());
     reader.value(&mut out, 0)?;
     reader.text.is_empty().then_some(out)
 }
 
-struct Reader<'a> {
+struct LiteralReader<'a> {
     text: &'a str,
     dialect: Dialect,
 }
 
-impl Reader<'_> {
+impl LiteralReader<'_> {
     fn blank(&mut self) {
         self.text = self.text.trim_start();
     }

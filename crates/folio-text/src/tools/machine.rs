@@ -59,7 +59,7 @@ pub struct Text {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum ParserState {
     Text(Text),
     Section(Box<Section>),
     /// A header of gpt-oss is expected.
@@ -80,7 +80,7 @@ enum Action {
 #[derive(Clone, Debug)]
 pub struct OutputParser {
     setup: ParserSetup,
-    state: State,
+    state: ParserState,
     buf: String,
     calls: CallState,
     /// Sections that were none.
@@ -143,8 +143,10 @@ impl OutputParser {
         let harmony = setup.tools.is_some_and(|format| format.harmony)
             || setup.reasoning.is_some_and(|format| format.harmony);
         let state = match harmony {
-            true => State::Header,
-            false => State::Text(Text { reasoning: setup.inside_reasoning, fresh: true, after_call: false }),
+            true => ParserState::Header,
+            false => {
+                ParserState::Text(Text { reasoning: setup.inside_reasoning, fresh: true, after_call: false })
+            }
         };
         Self { setup, state, buf: String::new(), calls: CallState::default(), given_back: 0 }
     }
@@ -158,22 +160,22 @@ impl OutputParser {
     /// The text is over: what was held back is what it is.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
         self.advance(true, out);
-        self.state = State::Over;
+        self.state = ParserState::Over;
         self.buf.clear();
     }
 
     /// As many calls as there may be were made: nothing that follows counts.
     pub fn is_over(&self) -> bool {
-        matches!(self.state, State::Over)
+        matches!(self.state, ParserState::Over)
     }
 
     /// The model is thinking: what comes next is reasoning, until it turns out otherwise.
     pub fn in_reasoning(&self) -> bool {
         match &self.state {
-            State::Text(text) => text.reasoning,
-            State::Section(section) => section.back.reasoning && !section.is_certain(),
-            State::Body(body) => *body == Body::Reasoning,
-            State::Header | State::Over => false,
+            ParserState::Text(text) => text.reasoning,
+            ParserState::Section(section) => section.back.reasoning && !section.is_certain(),
+            ParserState::Body(body) => *body == Body::Reasoning,
+            ParserState::Header | ParserState::Over => false,
         }
     }
 
@@ -194,19 +196,19 @@ impl OutputParser {
         while on {
             // The buffer is searched, or its beginning moved out of it.
             work::add(self.searched());
-            let state = std::mem::replace(&mut self.state, State::Over);
+            let state = std::mem::replace(&mut self.state, ParserState::Over);
             (self.state, on) = match state {
-                State::Text(text) => self.text(text, last, out),
-                State::Section(section) => self.section(section, last, out),
-                State::Header => self.header(last, out),
-                State::Body(body) => self.body(body, last, out),
-                State::Over => {
+                ParserState::Text(text) => self.text(text, last, out),
+                ParserState::Section(section) => self.section(section, last, out),
+                ParserState::Header => self.header(last, out),
+                ParserState::Body(body) => self.body(body, last, out),
+                ParserState::Over => {
                     self.buf.clear();
-                    (State::Over, false)
+                    (ParserState::Over, false)
                 }
             };
             if self.setup.calls_max > 0 && self.calls.made >= self.setup.calls_max {
-                self.state = State::Over;
+                self.state = ParserState::Over;
             }
         }
     }
@@ -214,7 +216,7 @@ impl OutputParser {
     /// Bytes of the buffer that this state looks at: a section goes on where it stopped.
     fn searched(&self) -> usize {
         match &self.state {
-            State::Section(section) => self.buf.len() - section.read().min(self.buf.len()),
+            ParserState::Section(section) => self.buf.len() - section.read().min(self.buf.len()),
             _ => self.buf.len(),
         }
     }
@@ -257,7 +259,7 @@ impl OutputParser {
         markers
     }
 
-    fn text(&mut self, mut text: Text, last: bool, out: &mut Vec<Event>) -> (State, bool) {
+    fn text(&mut self, mut text: Text, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
         let buf = self.buf.as_str();
         let lead = buf.len() - buf.trim_start().len();
         let mut found: Option<(usize, &'static str, Action)> = None;
@@ -303,34 +305,39 @@ impl OutputParser {
             text.after_call = false;
             self.emit(text.reasoning, certain, out);
         }
-        (State::Text(text), false)
+        (ParserState::Text(text), false)
     }
 
     /// The marker at the buffer's start counts.
-    fn opened(&mut self, text: Text, marker: &'static str, action: Action) -> State {
+    fn opened(&mut self, text: Text, marker: &'static str, action: Action) -> ParserState {
         match action {
             Action::Reason | Action::Answer => {
                 self.buf.drain(..marker.len());
                 let reasoning = matches!(action, Action::Reason);
                 // An opening mark counts once, where reasoning begins.
                 let fresh = !reasoning;
-                State::Text(Text { reasoning, fresh, after_call: false })
+                ParserState::Text(Text { reasoning, fresh, after_call: false })
             }
             Action::Section => {
                 match self.setup.tools.and_then(|format| Section::open(format, marker, text)) {
-                    Some(section) => State::Section(Box::new(section)),
-                    None => State::Text(Text { fresh: false, ..text }),
+                    Some(section) => ParserState::Section(Box::new(section)),
+                    None => ParserState::Text(Text { fresh: false, ..text }),
                 }
             }
         }
     }
 
-    fn section(&mut self, mut section: Box<Section>, last: bool, out: &mut Vec<Event>) -> (State, bool) {
+    fn section(
+        &mut self,
+        mut section: Box<Section>,
+        last: bool,
+        out: &mut Vec<Event>,
+    ) -> (ParserState, bool) {
         let mut calls = Calls { setup: &self.setup, state: &mut self.calls, out };
-        let after = State::Text(Text { reasoning: false, fresh: true, after_call: true });
+        let after = ParserState::Text(Text { reasoning: false, fresh: true, after_call: true });
         match section.step(&mut self.buf, &mut calls) {
-            Outcome::On => (State::Section(section), true),
-            Outcome::More if !last => (State::Section(section), false),
+            Outcome::On => (ParserState::Section(section), true),
+            Outcome::More if !last => (ParserState::Section(section), false),
             Outcome::Over => (after, true),
             Outcome::More if section.is_certain() => {
                 if section.cut_off(&mut self.buf, &mut calls) {
@@ -338,33 +345,33 @@ impl OutputParser {
                 }
                 // No call can follow one that is unfinished.
                 self.emit(false, self.buf.len(), out);
-                (State::Over, false)
+                (ParserState::Over, false)
             }
-            Outcome::More | Outcome::Fail if section.next_shape() => (State::Section(section), true),
+            Outcome::More | Outcome::Fail if section.next_shape() => (ParserState::Section(section), true),
             Outcome::More | Outcome::Fail => {
                 // The marker is text; what follows is read again.
                 let back = section.back;
                 self.given_back += 1;
                 self.emit(back.reasoning, section.marker().len(), out);
-                (State::Text(Text { fresh: false, after_call: false, ..back }), true)
+                (ParserState::Text(Text { fresh: false, after_call: false, ..back }), true)
             }
         }
     }
 
-    fn header(&mut self, last: bool, out: &mut Vec<Event>) -> (State, bool) {
+    fn header(&mut self, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
         let functions = &self.setup.functions;
         let tools = self.setup.tools.is_some_and(|format| format.harmony);
         match harmony::header(&self.buf, |name| functions.has(name)) {
-            Header::More if !last => (State::Header, false),
+            Header::More if !last => (ParserState::Header, false),
             Header::Message(length, Body::Arguments(name)) if tools => {
                 self.buf.drain(..length);
                 let mut calls = Calls { setup: &self.setup, state: &mut self.calls, out };
                 calls.start(name.clone(), None);
-                (State::Body(Body::Arguments(name)), true)
+                (ParserState::Body(Body::Arguments(name)), true)
             }
             Header::Message(length, body) if !matches!(body, Body::Arguments(_)) => {
                 self.buf.drain(..length);
-                (State::Body(body), true)
+                (ParserState::Body(body), true)
             }
             _ => {
                 // No header: text, its first marker included.
@@ -373,12 +380,12 @@ impl OutputParser {
                 let marker = harmony::BEGINS.iter().find(|marker| rest.starts_with(**marker));
                 let length = marker.map_or(0, |marker| blank + marker.len());
                 self.emit(false, length, out);
-                (State::Body(Body::Content), !self.buf.is_empty())
+                (ParserState::Body(Body::Content), !self.buf.is_empty())
             }
         }
     }
 
-    fn body(&mut self, body: Body, last: bool, out: &mut Vec<Event>) -> (State, bool) {
+    fn body(&mut self, body: Body, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
         let markers = harmony::ENDS.iter().chain(&[harmony::START, harmony::CHANNEL]);
         let found = markers.clone().filter_map(|marker| Some((self.buf.find(marker)?, *marker))).min();
         let certain = match found {
@@ -406,13 +413,13 @@ impl OutputParser {
             calls.end();
         }
         match found {
-            None if over => (State::Over, false),
-            None => (State::Body(body), false),
+            None if over => (ParserState::Over, false),
+            None => (ParserState::Body(body), false),
             Some((_, marker)) => {
                 if harmony::ENDS.contains(&marker) {
                     self.buf.drain(..marker.len());
                 }
-                (State::Header, true)
+                (ParserState::Header, true)
             }
         }
     }

@@ -10,7 +10,7 @@ use super::{BLANK_MAX, HELD_MAX, partial_suffix};
 use crate::work;
 
 #[derive(Clone, Debug)]
-enum State {
+enum MarkupState {
     Between,
     /// Inside a value of unknown length; `inside`: some of its text is out.
     Text {
@@ -32,13 +32,13 @@ pub enum Progress {
 
 #[derive(Clone, Debug)]
 pub struct MarkupReader {
-    state: State,
+    state: MarkupState,
     first: bool,
 }
 
 impl MarkupReader {
     pub fn new() -> Self {
-        Self { state: State::Between, first: true }
+        Self { state: MarkupState::Between, first: true }
     }
 
     /// Takes what it can from `text`: the number of bytes in `used`, their JSON in `out`.
@@ -53,7 +53,7 @@ impl MarkupReader {
         loop {
             let rest = &text[*used..];
             match self.state.clone() {
-                State::Between => match self.between(markup, rest, types, out) {
+                MarkupState::Between => match self.between(markup, rest, types, out) {
                     (Some(taken), None) => *used += taken,
                     (taken, Some(progress)) => {
                         *used += taken.unwrap_or(0);
@@ -61,32 +61,32 @@ impl MarkupReader {
                     }
                     (None, None) => return Progress::More,
                 },
-                State::Text { inside } => {
+                MarkupState::Text { inside } => {
                     let (taken, ended) = text_value(markup, rest, inside, out);
                     *used += taken;
                     self.state = match ended {
-                        true => State::Between,
+                        true => MarkupState::Between,
                         false if taken == 0 => return Progress::More,
-                        false => State::Text { inside: true },
+                        false => MarkupState::Text { inside: true },
                     };
                 }
-                State::Kept { kind, searched } => {
+                MarkupState::Kept { kind, searched } => {
                     let from = rest.floor_char_boundary(searched.saturating_sub(markup.close.len()));
                     work::add(rest.len() - from);
                     match rest[from..].find(markup.close).map(|at| from + at) {
                         Some(at) if at <= HELD_MAX => {
                             out.push_str(&to_json(trimmed(&rest[..at], markup), kind));
                             *used += at + markup.close.len();
-                            self.state = State::Between;
+                            self.state = MarkupState::Between;
                         }
                         None if rest.len() <= HELD_MAX + markup.close.len() => {
-                            self.state = State::Kept { kind, searched: rest.len() };
+                            self.state = MarkupState::Kept { kind, searched: rest.len() };
                             return Progress::More;
                         }
                         // Too long to keep: text.
                         _ => {
                             out.push('"');
-                            self.state = State::Text { inside: false };
+                            self.state = MarkupState::Text { inside: false };
                         }
                     }
                 }
@@ -97,9 +97,9 @@ impl MarkupReader {
     /// The stream ends in the middle: what of `rest` belongs to a value is appended, unfinished as it is.
     pub fn cut_off(&mut self, markup: &Markup, rest: &str, out: &mut String) -> usize {
         match self.state {
-            State::Between => return 0,
-            State::Text { .. } => escape_into(rest, out),
-            State::Kept { .. } => {
+            MarkupState::Between => return 0,
+            MarkupState::Text { .. } => escape_into(rest, out),
+            MarkupState::Kept { .. } => {
                 let own = if markup.newlines { rest.strip_prefix('\n') } else { None };
                 out.push('"');
                 escape_into(own.unwrap_or(rest), out);
@@ -145,9 +145,9 @@ impl MarkupReader {
                     self.state = match kind {
                         ParameterType::Text => {
                             out.push('"');
-                            State::Text { inside: false }
+                            MarkupState::Text { inside: false }
                         }
-                        kind => State::Kept { kind, searched: 0 },
+                        kind => MarkupState::Kept { kind, searched: 0 },
                     };
                     return (Some(blank + markup.open.len() + at + mark.len()), None);
                 }

@@ -24,7 +24,7 @@ pub struct CallableFunction {
 
 /// Where calls begin and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CallPlace {
     /// Behind this nothing but a call may come.
     pub trigger: &'static str,
     /// That counts only where an answer begins.
@@ -47,15 +47,15 @@ pub enum ForcedPrefix {
 
 impl ToolFormat {
     /// `None`: calls of this format cannot be held to a schema.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<CallPlace> {
         let closed = !self.force.close?.is_empty();
         if self.harmony {
-            return Some(Place { trigger: "to=functions.", at_start: false, again: false });
+            return Some(CallPlace { trigger: "to=functions.", at_start: false, again: false });
         }
         let opens = |open: &&'static str| self.force.before_name.starts_with(*open);
         self.shapes.iter().find_map(|shape| {
             let trigger = *shape.open.iter().find(|open| opens(open))?;
-            Some(Place { trigger, at_start: shape.bare, again: closed && !shape.bare })
+            Some(CallPlace { trigger, at_start: shape.bare, again: closed && !shape.bare })
         })
     }
 
@@ -67,7 +67,7 @@ impl ToolFormat {
         several: bool,
         tokenizer: &Tokenizer,
     ) -> Option<Syntax> {
-        let (Place { trigger, .. }, close) = (self.place()?, self.force.close?);
+        let (CallPlace { trigger, .. }, close) = (self.place()?, self.force.close?);
         let before = match self.harmony {
             true => "",
             false => self.force.before_name.strip_prefix(trigger)?,

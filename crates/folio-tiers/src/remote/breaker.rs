@@ -22,12 +22,12 @@ const PING_LIMIT: Duration = Duration::from_secs(1);
 
 pub struct Breaker {
     name: &'static str,
-    state: Mutex<State>,
+    state: Mutex<BreakerState>,
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct State {
+struct BreakerState {
     /// Since the last answer.
     failures: u32,
     /// Why it is not asked.
@@ -40,7 +40,7 @@ impl Breaker {
     /// `gone`: it is open from the start.
     pub fn new(objects: Arc<dyn Objects>, gone: Option<Fault>) -> std::io::Result<Arc<Self>> {
         let open = gone.map(|fault| fault.to_string());
-        let state = State { failures: 0, open, pause: PAUSE, closed: false };
+        let state = BreakerState { failures: 0, open, pause: PAUSE, closed: false };
         let (changed, thread, name) = (Condvar::new(), Mutex::new(None), objects.name());
         let breaker = Arc::new(Self { name, state: Mutex::new(state), changed, thread });
         let probing = breaker.clone();
@@ -50,7 +50,7 @@ impl Breaker {
         Ok(breaker)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BreakerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -123,12 +123,12 @@ pub struct RemoteStore {
     breaker: Arc<Breaker>,
     clock: Forward,
     known: Known,
-    counts: Counts,
+    counts: RemoteCounts,
     asking: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Counts {
+struct RemoteCounts {
     bytes_written: AtomicU64,
     misses: [AtomicU64; Miss::ALL.len()],
     answered: AtomicU64,

@@ -170,7 +170,7 @@ impl Client {
             let detail = value["error"]["message"].as_str().map_or_else(|| status.to_string(), str::to_owned);
             return Err(Failure::new(format!("HTTP {}", status.as_u16()), detail));
         }
-        let mut reader = Reader::new(started);
+        let mut reader = EventStreamReader::new(started);
         while let Some(frame) = incoming.frame().await {
             let frame = frame.map_err(|error| Failure::new("stream", error))?;
             if let Some(data) = frame.data_ref() {
@@ -248,7 +248,7 @@ fn body(ask: &Ask) -> (&'static str, Value) {
 }
 
 /// Server-sent events to a timeline.
-struct Reader {
+struct EventStreamReader {
     started: Instant,
     buffer: Vec<u8>,
     last: Option<Instant>,
@@ -260,7 +260,7 @@ struct Reader {
     done: bool,
 }
 
-impl Reader {
+impl EventStreamReader {
     fn new(started: Instant) -> Self {
         Self {
             started,
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     fn read(pieces: &[&str]) -> Result<Timeline, Failure> {
-        let mut reader = Reader::new(Instant::now());
+        let mut reader = EventStreamReader::new(Instant::now());
         for piece in pieces {
             reader.bytes(piece.as_bytes())?;
         }

@@ -62,7 +62,7 @@ pub fn run(args: &BenchKlArgs) -> Result<()> {
         compare(&mut base, &mut other, window, &mut tally)?;
     }
     bar.finish();
-    let report = Report::new(args, &base, &other, windows.len(), tally);
+    let report = KlReport::new(args, &base, &other, windows.len(), tally);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -228,7 +228,7 @@ impl LogSoftmax {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct KlReport {
     version: &'static str,
     base: Compared,
     model: Compared,
@@ -256,7 +256,7 @@ struct Compared {
     perplexity: f64,
 }
 
-impl Report {
+impl KlReport {
     fn new(args: &BenchKlArgs, base: &Side, other: &Side, windows: usize, tally: Tally) -> Self {
         let positions = tally.divergences.len();
         let compared = |side: &Side, surprise: f64| Compared {

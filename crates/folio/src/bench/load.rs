@@ -41,7 +41,7 @@ pub fn run(args: &BenchServeArgs) -> Result<()> {
     Ok(())
 }
 
-async fn measure(args: &BenchServeArgs) -> Result<Report> {
+async fn measure(args: &BenchServeArgs) -> Result<LoadReport> {
     if args.token_ids.is_some() && args.endpoint == Endpoint::Chat {
         bail!("--token-ids: chat has no prompts of token ids; use --endpoint completions");
     }
@@ -78,7 +78,7 @@ async fn measure(args: &BenchServeArgs) -> Result<Report> {
     let outcome = send_all(&load, items, in_flight_max, Some(&bar)).await;
     bar.finish();
     let concurrency = (!open_loop || args.concurrency.is_some()).then_some(in_flight_max);
-    Ok(Report::new(args, model, concurrency, left_out, words_per_token, outcome))
+    Ok(LoadReport::new(args, model, concurrency, left_out, words_per_token, outcome))
 }
 
 async fn first_model(client: &Client) -> Result<String> {
@@ -220,7 +220,7 @@ async fn send_all(load: &Arc<Load>, items: Vec<Item>, in_flight_max: usize, bar:
 
 /// Everything measured; times in milliseconds.
 #[derive(Debug, Serialize)]
-struct Report {
+struct LoadReport {
     url: String,
     model: String,
     endpoint: &'static str,
@@ -266,7 +266,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-impl Report {
+impl LoadReport {
     fn new(
         args: &BenchServeArgs,
         model: String,
@@ -426,7 +426,8 @@ mod tests {
             elapsed: Duration::from_secs(2),
             peak_in_flight: 3,
         };
-        let report = Report::new(&args("folio bench serve --url u"), "m".into(), Some(3), 0, 1.0, outcome);
+        let report =
+            LoadReport::new(&args("folio bench serve --url u"), "m".into(), Some(3), 0, 1.0, outcome);
         assert_eq!((report.requests, report.completed, report.errors["HTTP 429"].count), (4, 2, 2));
         assert_eq!((report.output_tokens_per_s, report.total_tokens_per_s), (11.0, 21.0));
         assert_eq!((report.ttft_ms.mean, report.tpot_ms.p50), (60.0, 10.0));

@@ -18,7 +18,7 @@ use crate::units;
 
 /// What was decided at start, for people.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct StartReport {
     /// (what, text), in order.
     pub lines: Vec<(&'static str, String)>,
     pub backend: String,
@@ -47,7 +47,7 @@ pub(crate) fn formats(layout: &KvLayout) -> String {
     }
 }
 
-impl Report {
+impl StartReport {
     pub(super) fn describe(
         &mut self,
         source: &Source,

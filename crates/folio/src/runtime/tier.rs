@@ -13,7 +13,7 @@ use folio_tiers::{DiskConfig, DiskStore, HostStore, Secret, Store, StoreTier, Wa
 
 use crate::cli::{DiskKvArgs, EngineArgs, RemoteKvArgs};
 use crate::device::Device;
-use crate::runtime::Report;
+use crate::runtime::StartReport;
 use crate::units;
 
 /// What tiers carry: the memory, and its groups.
@@ -24,7 +24,7 @@ pub fn open(
     device: &Device,
     cache: &KvCache,
     layout_digest: &[u8; 32],
-    report: &mut Report,
+    report: &mut StartReport,
 ) -> Result<Vec<Arc<dyn Tier>>> {
     let (disk_kv, remote_kv) = (&args.disk_kv, &args.remote_kv);
     let wanted = [
@@ -60,7 +60,7 @@ fn host(
     args: &EngineArgs,
     (memory, groups): &Blocks,
     is_gpu: bool,
-    report: &mut Report,
+    report: &mut StartReport,
 ) -> Result<(Arc<dyn Store>, u16)> {
     let bytes = args.host_kv_memory.unwrap_or_default();
     let block: usize = (0..groups.len()).map(|group| memory.block_bytes(group)).sum();
@@ -74,7 +74,11 @@ fn host(
     Ok((HostStore::new(bytes, WallClock::default()), HOST_THREADS))
 }
 
-fn disk(args: &DiskKvArgs, layout_digest: &[u8; 32], report: &mut Report) -> Result<(Arc<dyn Store>, u16)> {
+fn disk(
+    args: &DiskKvArgs,
+    layout_digest: &[u8; 32],
+    report: &mut StartReport,
+) -> Result<(Arc<dyn Store>, u16)> {
     let dir = args.disk_kv.as_ref().context("no folder")?;
     let config = DiskConfig {
         seal: !args.disk_kv_unencrypted,
@@ -90,7 +94,7 @@ fn remote(
     args: &RemoteKvArgs,
     (memory, groups): &Blocks,
     layout_digest: &[u8; 32],
-    report: &mut Report,
+    report: &mut StartReport,
 ) -> Result<(Arc<dyn Store>, u16)> {
     let url = args.remote_kv.as_ref().context("no URL")?;
     let authorities = args

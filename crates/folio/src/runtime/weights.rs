@@ -24,7 +24,7 @@ use crate::cli::{EngineArgs, KvDtype, Quantize, Sizes};
 use crate::device::{Device, DeviceChoice, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::models::Source;
-use crate::packed_cache::{Packed, PackedCache, Place, Unsaved};
+use crate::packed_cache::{Packed, PackedCache, PackedPlace, Unsaved};
 use crate::progress::Bar;
 use crate::quantizing::Quantizing;
 
@@ -161,7 +161,7 @@ impl Weights {
         checkpoint: &Checkpoint,
         args: &WeightArgs,
         mut backend: Device,
-        place: Option<Place>,
+        place: Option<PackedPlace>,
         cache: Option<&PackedCache>,
         taps: Option<&dyn DraftHead>,
     ) -> Result<Self> {
@@ -174,7 +174,7 @@ impl Weights {
         let mut here = Quantized::default();
         let loaded = match backend.as_cpu() {
             Some(cpu) => {
-                let key = place.as_ref().map_or("", Place::key);
+                let key = place.as_ref().map_or("", PackedPlace::key);
                 let (model, about) = pack(checkpoint, cpu, args, key, taps)?;
                 // Once more, because the files may have changed while they were read.
                 let now = cache.and_then(|cache| cache.place(checkpoint, args.quantize));
@@ -321,8 +321,8 @@ impl Loaded {
 }
 
 /// Weights packed before: in the folder itself, or at their place in the cache.
-fn find(checkpoint: &Checkpoint, args: &WeightArgs, place: Option<&Place>) -> Result<Option<Packed>> {
-    let Some(path) = checkpoint.packed() else { return Ok(place.and_then(Place::find)) };
+fn find(checkpoint: &Checkpoint, args: &WeightArgs, place: Option<&PackedPlace>) -> Result<Option<Packed>> {
+    let Some(path) = checkpoint.packed() else { return Ok(place.and_then(PackedPlace::find)) };
     let packed = Packed::open(path)?;
     if let (Some(asked), Some(done)) = (args.quantize, &packed.about.quantized)
         && asked.name() != done
@@ -337,7 +337,7 @@ fn find(checkpoint: &Checkpoint, args: &WeightArgs, place: Option<&Place>) -> Re
 }
 
 /// A damaged file of the cache is no reason not to start: it goes, and the weights are packed again.
-fn mapped(weights: Result<Weights>, place: Option<&Place>) -> Result<Option<Weights>> {
+fn mapped(weights: Result<Weights>, place: Option<&PackedPlace>) -> Result<Option<Weights>> {
     match (weights, place) {
         (Ok(weights), _) => Ok(Some(weights)),
         (Err(error), Some(place)) if error.is::<folio_cpu::CpuError>() => {

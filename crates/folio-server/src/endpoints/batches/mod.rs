@@ -21,8 +21,8 @@ use tokio::sync::mpsc;
 
 use crate::arrival::{Id, JsonRequest};
 use crate::batch::lines::{Endpoint, Usage};
-use crate::batch::multipart::{Part, boundary, parts};
-use crate::batch::records::{Batch, Counts, FileMeta, Record, Status, VERSION};
+use crate::batch::multipart::{FormField, boundary, parts};
+use crate::batch::records::{Batch, BatchCounts, BatchRecord, FileMeta, Status, VERSION};
 use crate::batch::store::Store;
 use crate::batch::{Batches, KEPT_S, WINDOW_S};
 use crate::engine::Served;
@@ -110,8 +110,8 @@ struct Form {
 
 impl Form {
     /// `parts`: of the body.
-    fn read(body: &Bytes, parts: &[Part], most: usize) -> Result<Self, ApiError> {
-        let mut fields: HashMap<&str, &Part> = HashMap::new();
+    fn read(body: &Bytes, parts: &[FormField], most: usize) -> Result<Self, ApiError> {
+        let mut fields: HashMap<&str, &FormField> = HashMap::new();
         for part in parts {
             if fields.insert(&part.name, part).is_some() {
                 return Err(ApiError::invalid(&*part.name, format!("'{}' is given twice.", part.name)));
@@ -121,7 +121,7 @@ impl Form {
             code: Some("missing_required_parameter"),
             ..ApiError::invalid(name, format!("Missing required parameter: '{name}'."))
         };
-        let text = |part: &Part| String::from_utf8_lossy(part.content).into_owned();
+        let text = |part: &FormField| String::from_utf8_lossy(part.content).into_owned();
         let purpose = fields.remove("purpose").ok_or_else(|| missing("purpose"))?;
         if purpose.content != b"batch" {
             let purpose = text(purpose);
@@ -336,7 +336,7 @@ pub async fn create(State(runner): Shared<Runner>, request: JsonRequest) -> Repl
     Ok(json_response(told.to_string()))
 }
 
-fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiError> {
+fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<BatchRecord, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let input_file_id: String = fields.require("input_file_id")?;
     let endpoint: String = fields.require("endpoint")?;
@@ -377,7 +377,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
         return Err(ApiError::invalid("input_file_id", message));
     }
     let now = unix_s();
-    Ok(Record {
+    Ok(BatchRecord {
         version: VERSION,
         id: format!("batch_{}", fresh_id()),
         owner: owner.to_string(),
@@ -395,7 +395,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<Record, ApiEr
         cancelling_at: None,
         ended_at: None,
         errors: Vec::new(),
-        counts: Counts::default(),
+        counts: BatchCounts::default(),
         usage: Usage::default(),
         metadata,
         output_seconds,
@@ -479,7 +479,7 @@ fn batch_json(served: &Served, batch: &Batch) -> Value {
     let record = batch.record();
     let when = |status: Status| record.ended_at.filter(|_| record.status == status);
     let errors = (!record.errors.is_empty()).then(|| json!({"object": "list", "data": record.errors}));
-    let Record { counts, .. } = record;
+    let BatchRecord { counts, .. } = record;
     json!({
         "id": record.id, "object": "batch", "endpoint": record.endpoint, "model": served.name(), "errors": errors,
         "input_file_id": record.input_file_id, "completion_window": "24h", "status": record.status,

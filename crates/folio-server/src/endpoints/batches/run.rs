@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::arrival::{Arrival, Flight};
 use crate::batch::lines::{self, Endpoint, InputLine, LineError, LineSpan};
-use crate::batch::records::{Batch, Content, Counts, Record, Status};
+use crate::batch::records::{Batch, BatchCounts, BatchRecord, Content, Status};
 use crate::batch::results::Results;
 use crate::batch::store::Store;
 use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
@@ -183,7 +183,7 @@ async fn off_loop<T: Send + 'static>(
 /// What an earlier process did: whose results are there, and what they add up to.
 fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<String>> {
     let mut done = HashSet::new();
-    let mut counts = Counts { total: total as u64, ..Counts::default() };
+    let mut counts = BatchCounts { total: total as u64, ..BatchCounts::default() };
     let mut usage = lines::Usage::default();
     results.each(|answered, line| {
         if let Some(id) = lines::custom_id(line) {
@@ -347,7 +347,7 @@ fn finish(store: &Store, batch: &Batch, end: End, results: Results) -> io::Resul
         };
     });
     store.save(batch)?;
-    let Record { id, status, counts, .. } = batch.record();
+    let BatchRecord { id, status, counts, .. } = batch.record();
     tracing::info!(
         batch = id,
         ?status,

@@ -31,7 +31,7 @@ use crate::generation::screening::screen_input;
 use crate::generation::tokenizing::encode;
 use crate::http::Shared;
 use crate::http::reply::{Reply, json_bytes, tell};
-use crate::tenancy::gate::Entry;
+use crate::tenancy::gate::AdmittedRequest;
 use crate::tenancy::tenant::Tenant;
 use crate::threads::Lost;
 
@@ -79,7 +79,7 @@ pub(crate) async fn create(State(generator): Shared<Generator>, request: JsonReq
 pub(crate) async fn answer(
     generator: &Arc<Generator>,
     tenant: &Tenant,
-    (id, body, entry): (&str, Bytes, Arc<Entry>),
+    (id, body, entry): (&str, Bytes, Arc<AdmittedRequest>),
     adjust: impl FnOnce(&mut Generation),
     mut waiting: impl Waiting,
 ) -> Result<(Whole, Notes), ApiError> {

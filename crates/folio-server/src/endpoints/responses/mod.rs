@@ -27,7 +27,7 @@ use crate::generation::tokenizing::encode_prompt;
 use crate::http::Shared;
 use crate::http::fresh_id;
 use crate::http::reply::{Reply, json_bytes, json_response, tell};
-use crate::http::stream::Reader;
+use crate::http::stream::FrameReader;
 use crate::load::Load;
 use crate::response_store::log::{self, Log};
 use crate::response_store::{ResponseStore, StoredResponse, size};
@@ -212,7 +212,7 @@ async fn write_log(
     tenant: Tenant,
     id: String,
     record: StoredResponse,
-    events: Reader,
+    events: FrameReader,
     log: Arc<Log>,
 ) {
     let mut kept = true;

@@ -21,7 +21,7 @@ use crate::generation::job::Job;
 use crate::http::stream::{Abort, Events};
 use crate::observability::metrics::{FinishedChoice, FinishedPrompt, Metrics};
 use crate::observability::usage::Meter;
-use crate::observability::why::Record;
+use crate::observability::why::RequestRecord;
 use crate::tenancy::gate::Ticket;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
@@ -121,7 +121,7 @@ pub struct ResponseDriver {
     pub generator: Arc<Generator>,
     /// Of the tenant that asked.
     pub meter: Arc<Meter>,
-    pub record: Record,
+    pub record: RequestRecord,
     pub tenant: Tenant,
     /// Until the end.
     pub ticket: Option<Ticket>,
@@ -148,7 +148,7 @@ impl ResponseDriver {
     pub fn new(
         generator: Arc<Generator>,
         tenant: Tenant,
-        (ticket, submitted, record): (Ticket, Micros, Record),
+        (ticket, submitted, record): (Ticket, Micros, RequestRecord),
         job: Job,
         abort: Abort,
         (unread, output): (Arc<Unread>, Output),

@@ -63,7 +63,7 @@ impl Spent {
 }
 
 #[derive(Default)]
-struct Inner {
+struct RecentRequests {
     /// Each with its number since the start.
     slices: [(u64, Spent); SLICES],
     records: VecDeque<Arc<Mutex<Told>>>,
@@ -73,7 +73,7 @@ struct Inner {
 pub(super) struct Account {
     pub tenant: TenantId,
     pub name: Arc<str>,
-    inner: Mutex<Inner>,
+    inner: Mutex<RecentRequests>,
 }
 
 impl Account {
@@ -207,7 +207,7 @@ pub(super) struct Parts {
 }
 
 /// One request while it is followed: what becomes of it, for its tenant's sums and for itself.
-pub(crate) struct Record {
+pub(crate) struct RequestRecord {
     parts: Parts,
     told: Arc<Mutex<Told>>,
     hashes: Vec<(usize, BlockHashes)>,
@@ -215,7 +215,7 @@ pub(crate) struct Record {
     answers: Vec<Vec<u32>>,
 }
 
-impl Record {
+impl RequestRecord {
     pub(super) fn new(
         parts: Parts,
         Begun { id, asked, hashes, submitted }: Begun<'_>,
@@ -346,7 +346,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for RequestRecord {
     /// Nothing more comes.
     fn drop(&mut self) {
         self.told.lock().over = true;

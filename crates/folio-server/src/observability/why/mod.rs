@@ -30,12 +30,12 @@ use serde_json::Value;
 use crate::engine::Engine;
 use crate::tenancy::tenant::Tenant;
 use account::{Account, Parts};
-pub(crate) use account::{Begun, Record};
+pub(crate) use account::{Begun, RequestRecord};
 pub(crate) use asked::Asked;
 pub use config::{Targets, WhyConfig};
 use history::{History, Sample};
 use prompts::Prompts;
-use report::Report;
+use report::WhyReport;
 pub use roofline::{Demand, Rates, Roofline, StepCosts, StepShape};
 
 /// Between two samples of the engine's snapshot.
@@ -67,14 +67,14 @@ impl Why {
     }
 
     /// A request of a tenant begins: where what becomes of it is written.
-    pub fn begin(&self, tenant: &Tenant, request: Begun<'_>) -> Record {
+    pub fn begin(&self, tenant: &Tenant, request: Begun<'_>) -> RequestRecord {
         let target = self.config.targets.of(request.asked);
         let parts = Parts {
             account: self.account(tenant),
             engine: self.engine.clone(),
             prompts: self.prompts.clone(),
         };
-        Record::new(parts, request, target)
+        RequestRecord::new(parts, request, target)
     }
 
     /// A prefix was computed for a tenant without an answer, which took so much of steps.
@@ -125,11 +125,11 @@ impl Why {
         self.report(self.accounts(None)).of_machine(caches)
     }
 
-    fn report(&self, accounts: Vec<Arc<Account>>) -> Report<'_> {
+    fn report(&self, accounts: Vec<Arc<Account>>) -> WhyReport<'_> {
         let end = self.now();
         let from = account::window_from(end.at);
         let history = self.history.lock();
-        Report {
+        WhyReport {
             engine: &*self.engine,
             config: &self.config,
             prompts: &self.prompts,

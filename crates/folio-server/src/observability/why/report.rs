@@ -17,7 +17,7 @@ use super::prompts::Prompts;
 use crate::engine::Engine;
 use crate::observability::tenant_metrics::{OTHERS, TENANTS_MAX};
 
-pub(super) struct Report<'a> {
+pub(super) struct WhyReport<'a> {
     pub engine: &'a dyn Engine,
     pub config: &'a WhyConfig,
     pub prompts: &'a Prompts,
@@ -47,7 +47,7 @@ fn most<T>(mut all: Vec<(String, T)>, of: impl Fn(&T) -> f64, add: impl Fn(&mut 
     all
 }
 
-impl Report<'_> {
+impl WhyReport<'_> {
     /// Microseconds that are counted.
     fn passed_us(&self) -> f64 {
         (self.end.work.total_us() - self.begin.work.total_us()) as f64
