@@ -47,6 +47,7 @@ pub fn main() -> Result<()> {
         Command::Bench { mode: BenchMode::Serve(args) } => bench::load::run(&args),
         Command::Bench { mode: BenchMode::Kl(args) } => bench::kl::run(&args),
         Command::Bench { mode: BenchMode::Kv(args) } => bench::kv::run(&args),
+        Command::Bench { mode: BenchMode::Claims(args) } => bench::claims::run(&args),
         Command::Bench { mode: BenchMode::Cache(args) } => bench::cache::run(&args),
         Command::Config { action: ConfigAction::Check { file } } => config::check(&file),
         Command::Keys { action } => keys::run(action),

@@ -2,6 +2,7 @@
 
 pub mod cache;
 mod cache_plot;
+pub mod claims;
 pub mod client;
 pub mod engine;
 pub mod kl;

@@ -21,6 +21,8 @@ pub enum BenchMode {
     Kv(Box<BenchKvArgs>),
     /// Retention policies on a recorded trace: how many KV blocks each finds again, beside the offline optimum
     Cache(Box<BenchCacheArgs>),
+    /// What the field says of KV caches, batching, paging, tiers and speculation, each claim re-created on this machine
+    Claims(Box<BenchClaimsArgs>),
 }
 
 #[derive(Args, Debug)]
@@ -177,6 +179,28 @@ pub struct BenchEngineArgs {
     pub decode: u32,
     /// Times each figure is measured
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio bench claims\n  \
+    folio bench claims ./my-model --only prefix-cache,offload --repeat 5 --json\n\n\
+    Each claim is measured with what is claimed and without it, in turn, by the same scheduler and cache. Prompts are random\n\
+    tokens. `docs/claims.md` has what came of it, and what was said by whom.")]
+pub struct BenchClaimsArgs {
+    /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
+    pub model: Option<String>,
+    /// Claims to re-create [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Pairs of each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
     /// Print JSON instead of a table
     #[arg(long)]
