@@ -382,6 +382,7 @@ fn refusals_say_what_and_where() {
         ),
         (&["bench", "kl", "demo", "--text", "/no/such/text", "--quantize", "q8"], "/no/such/text"),
         (&["bench", "kl", "demo", "--text", "/no/such/text"], "nothing to compare"),
+        (&["bench", "claims", "--only", "pagings"], "there is no such claim, only kv-cache"),
         (&["doctor", "./no-such-model"], "no folder ./no-such-model"),
         (&["chat", "--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (&["pull", "nonsense"], "nonsense"),
@@ -428,6 +429,26 @@ fn the_engine_bench_fills_its_report() {
             "{figure}"
         );
     }
+}
+
+#[test]
+fn the_claims_bench_measures_pairs_and_names_what_it_leaves_out() {
+    let arguments = ["bench", "claims", "--only", "prefix-cache,offload", "--repeat", "1", "--json"];
+    let report: Value = serde_json::from_str(&stdout(&arguments)).expect("JSON");
+    let figures = report["figures"].as_array().expect("figures");
+    let of = |name: &str| figures.iter().find(|figure| figure["claim"] == name).expect("a figure");
+    for name in ["prefix-cache", "offload"] {
+        assert!(of(name)["gain"].as_f64() > Some(0.0) && of(name)["gains"][0].is_number(), "{report}");
+    }
+    assert_eq!(of("prefix-cache")["field"], serde_json::json!([5.0, 5.0]));
+    let int8 = report["formats"].as_array().expect("formats").iter().find(|format| format["name"] == "int8");
+    assert!(int8.expect("int8")["share"].as_f64() < Some(0.6), "{report}");
+    assert!(report["left_out"].to_string().contains("H2O"), "{report}");
+
+    let short = stdout(&["bench", "claims", "--only", "paging", "--max-model-len", "512", "--json"]);
+    let report: Value = serde_json::from_str(&short).expect("JSON");
+    assert!(report["left_out"].to_string().contains("512 tokens, the loads need 2048"), "{report}");
+    assert_eq!(report["figures"], serde_json::json!([]));
 }
 
 #[test]

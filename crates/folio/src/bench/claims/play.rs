@@ -118,7 +118,7 @@ impl Player {
                     batch < size
                 }
             };
-            if let Some(next) = asked.get(sent.len()).filter(|_| next && (running > 0 || batch == 0)) {
+            if let Some(next) = asked.get(sent.len()).filter(|_| next) {
                 let (index, sender) = (sent.len(), sender.clone());
                 let sink = move |event: Event| sender.send((index, Instant::now(), event)).is_ok();
                 let at = Instant::now();
