@@ -21,6 +21,7 @@ use crate::observability::audit::Audit;
 use crate::observability::kv_events;
 use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
+use crate::observability::traces::Traces;
 use crate::observability::usage::Meters;
 use crate::observability::why::Why;
 use crate::response_store::ResponseStore;
@@ -77,10 +78,16 @@ impl State {
         let kv_events =
             config.kv_events.as_ref().map(|source| kv_events::start(source, &tenants)).transpose()?;
         let events = kv_events.as_ref().map(|published| published.events.clone());
+        let metrics = Metrics::new(&served.engine, events, served.name(), by_tenant);
+        let traces = config.traces_endpoint.as_deref();
+        let traces =
+            traces.map(|endpoint| Traces::start(endpoint, served.name(), metrics.traced())).transpose()?;
+        let traces = traces.map(Arc::new);
         let observability = Arc::new(Observability {
-            metrics: Metrics::new(&served.engine, events, served.name(), by_tenant),
+            metrics,
             meters,
-            why: Why::new(served.engine.clone(), config.why.clone()),
+            why: Why::new(served.engine.clone(), config.why.clone(), traces.clone()),
+            traces,
             kv_events,
             audit: config.audit_file.as_deref().map(Audit::open).transpose()?,
             started_s: folio_api::unix_s(),

@@ -33,6 +33,7 @@ use crate::tenancy::gate::{AdmittedRequest, Gate, Payload};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::HeldBytes;
+use crate::trace_context::TraceContext;
 
 const REQUEST_ID: &str = "x-request-id";
 /// Refused while draining.
@@ -191,6 +192,9 @@ async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<
         _ => Payload::Nothing,
     };
     let entry = tenant.gate.enter(brings, Instant::now())?;
+    if let Some(trace) = TraceContext::of(request.headers()) {
+        let _ = entry.trace.set(trace);
+    }
     let answered = load.answering.begin(&tenant.gate).inspect_err(|_| entry.give_back())?;
     request.extensions_mut().insert(entry);
     request.extensions_mut().insert(Arc::new(answered));

@@ -45,6 +45,8 @@ pub struct ServerConfig {
     pub keyring: Keyring,
     /// Series per tenant on `/metrics`, with their names.
     pub tenant_metrics: bool,
+    /// Where a span of each request is sent (OTLP over HTTP). `None`: nowhere.
+    pub traces_endpoint: Option<String>,
     /// What `/v1/why` is told by whoever runs this.
     pub why: WhyConfig,
     /// Fields of requests that may be passed over.
@@ -95,6 +97,7 @@ impl Default for ServerConfig {
             tls: None,
             keyring: Keyring::default(),
             tenant_metrics: false,
+            traces_endpoint: None,
             why: WhyConfig::default(),
             hints: HintPolicy::default(),
             safety: Safety::default(),

@@ -31,6 +31,7 @@ mod safety;
 mod serve;
 mod tenancy;
 mod threads;
+mod trace_context;
 
 pub use batch::config::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig};

@@ -146,6 +146,9 @@ impl Server {
         lag.abort();
         samples.abort();
         state.served.engine.stop();
+        if let Some(traces) = state.observability.traces.clone() {
+            let _ = tokio::task::spawn_blocking(move || traces.close()).await;
+        }
         self.save_usage();
     }
 

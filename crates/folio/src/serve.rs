@@ -175,6 +175,7 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
         safety: safety(args.safety.as_deref(), args.tables.safety.as_deref())?,
         hints: HintPolicy::new(args.accept_hint.clone(), args.unknown_fields == UnknownFields::Warn)?,
         tenant_metrics: args.tenant_metrics,
+        traces_endpoint: args.otlp_traces_endpoint.clone(),
         why: WhyConfig {
             price_per_hour: args.price_per_hour,
             targets: Targets {

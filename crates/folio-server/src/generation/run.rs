@@ -10,7 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
-use folio_engine::{CancelFlag, Event, EventSink, Request};
+use folio_engine::{CancelFlag, Event, EventSink, Request, SamplingParams};
 use folio_kv::BlockHashes;
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,7 +23,8 @@ use crate::generation::job::{Job, PromptJob};
 use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
-use crate::observability::why::Begun;
+use crate::observability::traces::Requested;
+use crate::observability::why::{Asked, Begun};
 use crate::tenancy::gate::{AdmittedRequest, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
@@ -109,7 +110,8 @@ impl Generator {
         self.observability.metrics.passed_over(&job.notes);
         let meter = self.observability.meters.of(tenant);
         job.prompts.iter().for_each(|_| meter.request());
-        let begun = Begun { id: &flight.request, asked: job.asked, hashes, submitted };
+        let requested = self.observability.traces.as_ref().map(|_| requested(&job, &flight));
+        let begun = Begun { id: &flight.request, asked: job.asked, hashes, submitted, requested };
         let record = self.observability.why.begin(tenant, begun);
         let driver = ResponseDriver::new(
             self.clone(),
@@ -215,6 +217,20 @@ impl Started {
 }
 
 /// Holds the job against what its tenant may have.
+fn requested(job: &Job, flight: &Flight) -> Requested {
+    Requested {
+        context: flight.entry.trace.get().cloned(),
+        operation: match (job.pooling, job.asked) {
+            (Some(_), _) => "embeddings",
+            (None, Asked::Chat) => "chat",
+            (None, Asked::Completion) => "text_completion",
+        },
+        choices: job.generation.n as usize,
+        params: job.prompts.first().map_or_else(|| SamplingParams::greedy(0), |prompt| prompt.params.clone()),
+        is_streamed: job.generation.stream.is_some(),
+    }
+}
+
 fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<AdmittedRequest>) -> Result<Ticket, ApiError> {
     let asked = job.generation.max_tokens;
     let mut need = Need { prompts: job.prompts.len() as u32, prompt_tokens: 0, output_tokens: 0 };

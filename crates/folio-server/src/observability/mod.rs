@@ -4,6 +4,7 @@ pub(crate) mod audit;
 pub(crate) mod kv_events;
 pub mod metrics;
 pub mod tenant_metrics;
+pub(crate) mod traces;
 pub(crate) mod usage;
 pub mod why;
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use audit::Audit;
 use kv_events::Published;
 use metrics::Metrics;
+use traces::Traces;
 use usage::Meters;
 use why::Why;
 
@@ -21,6 +23,8 @@ pub(crate) struct Observability {
     pub meters: Arc<Meters>,
     pub why: Why,
     pub audit: Option<Audit>,
+    /// Where spans of requests go.
+    pub traces: Option<Arc<Traces>>,
     /// What is told of the cache's content.
     pub kv_events: Option<Published>,
     /// Since when usage is counted. Unix time, seconds.

@@ -12,8 +12,8 @@
 //! at once nor lost to requests that ended early. A request larger than a whole minute's tokens waits for a full minute and
 //! leaves a debt. Both budgets refill steadily (a token bucket of one minute's size), so no boundary of a minute is worth waiting for.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -22,6 +22,7 @@ use folio_api::ApiError;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::tenancy::bucket::{Bucket, Refusals};
+use crate::trace_context::TraceContext;
 
 /// Tokens reserved for a choice that says no limit.
 pub(crate) const TOKENS_EXPECTED: u32 = 256;
@@ -89,6 +90,8 @@ pub(crate) struct AdmittedRequest {
     brings: Payload,
     /// It does not count among the minute's requests.
     given_back: AtomicBool,
+    /// Whose trace it is part of.
+    pub trace: OnceLock<TraceContext>,
 }
 
 /// What is reserved for a request. Dropping it without [`Ticket::settle`] gives everything back that was not used.
@@ -154,7 +157,7 @@ impl Gate {
         *running += 1;
         // What was not counted is not given back.
         let given_back = AtomicBool::new(brings == Payload::Nothing);
-        Ok(Arc::new(AdmittedRequest { gate: self.clone(), brings, given_back }))
+        Ok(Arc::new(AdmittedRequest { gate: self.clone(), brings, given_back, trace: OnceLock::new() }))
     }
 
     /// How long a request waits that is told to come again.

@@ -94,6 +94,11 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_TENANT_METRICS")]
     pub tenant_metrics: bool,
 
+    /// Where a span of each request is sent, for OpenTelemetry: OTLP as protobuf over HTTP, such as http://127.0.0.1:4318. A request with a
+    /// traceparent is part of its caller's trace
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
+
     /// What this machine costs an hour, in any currency: /v1/why then tells what a million tokens cost
     #[arg(long, env = "FOLIO_PRICE_PER_HOUR", value_name = "PRICE", value_parser = positive_f64)]
     pub price_per_hour: Option<f64>,

@@ -81,6 +81,8 @@ pub(super) const SERVER: &[Documented] = &[
         "How much later than wanted the event loop did something: all other work of its thread came first",
     ),
     counter("folio:panics_total", "Requests whose handling panicked and that were answered 500"),
+    counter("folio:traced_requests_total", "Requests that --otlp-traces-endpoint was to be told of, by exported, dropped (no room) or failed")
+        .by("result"),
     counter("folio:batch_lines_total", "Lines of batches that were run, by completed or failed").by("result"),
     gauge("folio:batch_lines_running", "Lines of batches that run"),
     counter(

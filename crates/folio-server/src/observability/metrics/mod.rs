@@ -33,6 +33,7 @@ use engine::EngineCollector;
 pub(crate) use samples::{Labels, Samples, encode_samples};
 
 use crate::engine::Engine;
+use crate::observability::traces::TracedCounts;
 
 /// vLLM's edges for the time between tokens.
 const TOKEN_S: &[f64] = &[
@@ -111,6 +112,7 @@ pub struct Metrics {
     pub panics: Counter,
     /// What is said of each tenant, where that was asked for: not for strangers.
     by_tenant: Option<Registry>,
+    traced: Family<Labels, Counter>,
     batch_lines: Family<Labels, Counter>,
     /// Lines of batches that run.
     pub batch_running: Gauge,
@@ -220,6 +222,7 @@ impl Metrics {
             text_waiting: metrics.plain("folio:text_waiting"),
             lag: metrics.histogram("folio:event_loop_lag_seconds", OVERHEAD_S),
             panics: metrics.plain("folio:panics_total"),
+            traced: metrics.plain("folio:traced_requests_total"),
             batch_lines: metrics.plain("folio:batch_lines_total"),
             batch_running: metrics.plain("folio:batch_lines_running"),
             masks: Arc::new(masks),
@@ -239,6 +242,12 @@ impl Metrics {
             drop(metrics.safety.get_or_create(&labels));
         }
         metrics
+    }
+
+    /// Where it is counted what became of telling of requests.
+    pub(crate) fn traced(&self) -> TracedCounts {
+        let of = |result: &str| self.traced.get_or_create(&vec![("result", result.to_owned())]).clone();
+        TracedCounts { exported: of("exported"), dropped: of("dropped"), failed: of("failed") }
     }
 
     /// A prompt was computed.

@@ -17,6 +17,7 @@ use super::asked::Asked;
 use super::config::{seconds, since};
 use super::prompts::Prompts;
 use crate::engine::Engine;
+use crate::observability::traces::{Outcome, Requested, Traces};
 use crate::tenancy::tenant::Tenant;
 
 /// A window is the slice of now and those before it.
@@ -140,6 +141,8 @@ struct Told {
     preemptions: u32,
     waited_us: [u64; WaitingFor::ALL.len()],
     drafts: (u32, u32),
+    /// Of its choices the first: arrival at the engine, the first step, the first token.
+    began: Option<[Micros; 3]>,
     /// The engine ended a choice: the last reason.
     finished: Option<(FinishReason, Micros)>,
     over: bool,
@@ -158,6 +161,35 @@ impl Told {
             _ if self.over => "error",
             _ if self.prompts_done < self.prompts => "prompt",
             _ => "output",
+        }
+    }
+
+    /// For its trace. `now`: the engine's time.
+    fn outcome(&self, tenant: &Arc<str>, now: Micros) -> Outcome {
+        let ended = self.finished.map_or(now, |(_, at)| at);
+        let [arrived, scheduled, first_token] = self.began.unwrap_or_default();
+        let marks = [
+            ("queue", arrived, scheduled),
+            ("prefill", scheduled, first_token),
+            ("decode", first_token, ended),
+        ];
+        // What did not begin has no phase.
+        let phases = marks.into_iter().filter(|(_, from, to)| from.0 > 0 && to >= from).collect();
+        let waited = WaitingFor::ALL.into_iter().zip(self.waited_us).filter(|(_, us)| *us > 0);
+        Outcome {
+            id: self.id.clone(),
+            tenant: tenant.clone(),
+            submitted: self.submitted,
+            ended,
+            phases,
+            first_token: self.first_token,
+            finish_reason: self.state(),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output_tokens: self.output_tokens,
+            preemptions: self.preemptions,
+            waited_us: waited.map(|(reason, us)| (reason.name(), us)).collect(),
+            drafts: self.drafts,
         }
     }
 
@@ -197,6 +229,8 @@ pub(crate) struct Begun<'a> {
     /// Of each prompt that the engine got, by its place.
     pub hashes: Vec<(usize, BlockHashes)>,
     pub submitted: Micros,
+    /// Where it is told of in a trace.
+    pub requested: Option<Requested>,
 }
 
 /// Where what becomes of a request is told.
@@ -204,6 +238,7 @@ pub(super) struct Parts {
     pub account: Arc<Account>,
     pub engine: Arc<dyn Engine>,
     pub prompts: Arc<Prompts>,
+    pub traces: Option<Arc<Traces>>,
 }
 
 /// One request while it is followed: what becomes of it, for its tenant's sums and for itself.
@@ -213,12 +248,13 @@ pub(crate) struct RequestRecord {
     hashes: Vec<(usize, BlockHashes)>,
     /// Of each choice.
     answers: Vec<Vec<u32>>,
+    requested: Option<Requested>,
 }
 
 impl RequestRecord {
     pub(super) fn new(
         parts: Parts,
-        Begun { id, asked, hashes, submitted }: Begun<'_>,
+        Begun { id, asked, hashes, submitted, requested }: Begun<'_>,
         target: Duration,
     ) -> Self {
         let told = Arc::new(Mutex::new(Told {
@@ -240,6 +276,7 @@ impl RequestRecord {
             preemptions: 0,
             waited_us: [0; WaitingFor::ALL.len()],
             drafts: (0, 0),
+            began: None,
             finished: None,
             over: false,
         }));
@@ -250,7 +287,7 @@ impl RequestRecord {
         }
         inner.records.push_back(told.clone());
         drop(inner);
-        Self { parts, told, hashes, answers: Vec::new() }
+        Self { parts, told, hashes, answers: Vec::new(), requested }
     }
 
     fn spend(&self, what: impl FnOnce(&mut Spent)) {
@@ -263,7 +300,7 @@ impl RequestRecord {
 
     /// A prompt was computed, which took so much of steps.
     pub fn prompt(&self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
-        let Parts { account, engine, prompts } = &self.parts;
+        let Parts { account, engine, prompts, .. } = &self.parts;
         let (tokens, us, now) = (prompt.len() as u64, f64::from(us), engine.now());
         if let Some(hashes) = self.hashes(place) {
             prompts.prompt(account.tenant, hashes, prompt.clone(), cached, now);
@@ -334,6 +371,13 @@ impl RequestRecord {
         if timing.first_token > Micros(0) {
             told.decode_us = told.decode_us.max(since(timing.first_token, timing.finished));
         }
+        let times = [timing.arrived, timing.scheduled, timing.first_token];
+        let began = told.began.unwrap_or(times);
+        // A time of 0: it did not come to that.
+        let first = |one: Micros, other: Micros| {
+            if one.0 == 0 || other.0 == 0 { one.max(other) } else { one.min(other) }
+        };
+        told.began = Some([0, 1, 2].map(|at| first(began[at], times[at])));
         told.preemptions += timing.preemptions;
         for (sum, (_, waited)) in told.waited_us.iter_mut().zip(timing.waited_us.iter()) {
             *sum += waited;
@@ -349,6 +393,11 @@ impl RequestRecord {
 impl Drop for RequestRecord {
     /// Nothing more comes.
     fn drop(&mut self) {
-        self.told.lock().over = true;
+        let mut told = self.told.lock();
+        told.over = true;
+        if let (Some(traces), Some(requested)) = (&self.parts.traces, self.requested.take()) {
+            let now = self.parts.engine.now();
+            traces.ended(requested, told.outcome(&self.parts.account.name, now), now);
+        }
     }
 }

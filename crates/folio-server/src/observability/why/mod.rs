@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::engine::Engine;
+use crate::observability::traces::Traces;
 use crate::tenancy::tenant::Tenant;
 use account::{Account, Parts};
 pub(crate) use account::{Begun, RequestRecord};
@@ -47,13 +48,15 @@ pub(crate) struct Why {
     config: WhyConfig,
     history: Mutex<History>,
     prompts: Arc<Prompts>,
+    traces: Option<Arc<Traces>>,
     accounts: Mutex<HashMap<TenantId, Arc<Account>>>,
 }
 
 impl Why {
-    pub fn new(engine: Arc<dyn Engine>, config: WhyConfig) -> Self {
+    /// `traces`: where a request's record goes at its end.
+    pub fn new(engine: Arc<dyn Engine>, config: WhyConfig, traces: Option<Arc<Traces>>) -> Self {
         let prompts = Arc::new(Prompts::new());
-        Self { engine, config, history: Mutex::default(), prompts, accounts: Mutex::default() }
+        Self { engine, config, history: Mutex::default(), prompts, traces, accounts: Mutex::default() }
     }
 
     /// Keeps a sample of the engine's snapshot.
@@ -73,6 +76,7 @@ impl Why {
             account: self.account(tenant),
             engine: self.engine.clone(),
             prompts: self.prompts.clone(),
+            traces: self.traces.clone(),
         };
         RequestRecord::new(parts, request, target)
     }

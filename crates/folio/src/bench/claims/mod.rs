@@ -442,29 +442,29 @@ fn block_size(claims: &Claims) -> Result<Vec<Figure>> {
 fn speculation(claims: &Claims) -> Result<Vec<Figure>> {
     const ANSWER: u32 = 256;
     let mut player = claims.player(|args| args.speculate = None)?;
-    let prompt = player.prompt(64);
     let mut figures = Vec::new();
     for (of, wrong) in [("all drafts right", 0), ("one token of 20 wrong", 20), ("one token of 5 wrong", 5)] {
-        let answer =
-            player.ask(Asked { scope: player.scope(), ..Asked::new(prompt.clone(), ANSWER) })?.tokens;
-        let mut expected = answer.clone();
-        let places = expected.iter_mut().enumerate().filter(|(i, _)| wrong > 0 && i % wrong == wrong - 1);
-        places.for_each(|(_, token)| *token = token.checked_sub(1).unwrap_or(1));
+        let (mut prompt, mut answer) = (Vec::new(), Vec::new());
         let pairs = claims.pairs(|with| {
-            let expected = with.then(|| expected.clone());
-            let asked = Asked { scope: player.scope(), expected, ..Asked::new(prompt.clone(), ANSWER) };
+            if with {
+                // Another text each time: answers that had drafts are drafts themselves.
+                prompt = player.prompt(64);
+                answer = player.ask(Asked::new(prompt.clone(), ANSWER))?.tokens;
+            }
+            let mut expected = answer.clone();
+            let places = expected.iter_mut().enumerate().filter(|(i, _)| wrong > 0 && i % wrong == wrong - 1);
+            places.for_each(|(_, token)| *token = token.checked_sub(1).unwrap_or(1));
+            let scope = player.scope();
+            let asked =
+                Asked { scope, expected: with.then_some(expected), ..Asked::new(prompt.clone(), ANSWER) };
             let (told, seconds) = player.play(vec![asked], Arrivals::Together)?;
             if told[0].tokens != answer {
                 bail!("with drafts the answer is another: this is a defect, please report it");
             }
             Ok(seconds / f64::from(ANSWER) * 1e3)
         })?;
-        figures.push(Figure::new(
-            of,
-            "ms a token",
-            &pairs,
-            format!("{ANSWER} tokens, alone, suffix drafts of a text that is expected"),
-        ));
+        let note = format!("{ANSWER} tokens, alone, suffix drafts of a text that is expected");
+        figures.push(Figure::new(of, "ms a token", &pairs, note));
     }
     Ok(figures)
 }
