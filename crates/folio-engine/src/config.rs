@@ -48,6 +48,10 @@ pub struct SchedulerConfig {
     pub max_adapters: u32,
     /// Bytes of blocks that transfers from outside may be writing at once, until they report, whoever still waits for them.
     pub max_transfer_bytes: u64,
+    /// Requests at the head of the queue whose loads from tiers may begin while they wait; 0: none. And of `max_transfer_bytes` what
+    /// those loads may be writing at once.
+    pub max_prefetch_requests: u32,
+    pub max_prefetch_bytes: u64,
     /// Share of the pool (in thousandths) that may be pinned by all tenants, and by one. Less where the longest request
     /// needs the rest: whatever is pinned, every request that is accepted can run.
     pub pin_permille: u32,
@@ -80,6 +84,8 @@ impl Default for SchedulerConfig {
             adapter_wait_us_max: 60_000_000,
             max_adapters: 0,
             max_transfer_bytes: 1 << 30,
+            max_prefetch_requests: 8,
+            max_prefetch_bytes: 1 << 28,
             pin_permille: 250,
             tenant_pin_permille: 250,
             tenant_weights: Vec::new(),

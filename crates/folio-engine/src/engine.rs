@@ -171,6 +171,9 @@ impl Engine {
                     self.scheduler.loaded(tier, verified, bytes, us);
                     self.scheduler.end_load(&mut self.cache, ticket, verified, now);
                 }
+                Report::Cancelled { ticket } => {
+                    self.scheduler.end_load(&mut self.cache, ticket, false, now);
+                }
                 Report::Read { lease, kept } => {
                     self.scheduler.end_store(&mut self.cache, lease, kept, now);
                 }
@@ -311,6 +314,14 @@ impl Driver for Guarded {
                 true
             }
             TransferOrder::Store(store) => self.tiers[usize::from(store.tier.0)].store(store),
+            TransferOrder::Promote { tier, ticket } => {
+                self.tiers[usize::from(tier.0)].promote(ticket);
+                true
+            }
+            TransferOrder::Cancel { tier, ticket } => {
+                self.tiers[usize::from(tier.0)].cancel(ticket);
+                true
+            }
         }
     }
 }

@@ -11,14 +11,14 @@
 //!
 //! | state | holds | leaves it by |
 //! |---|---|---|
-//! | [`Waiting`] | what was found of it | admission, its end |
+//! | [`Waiting`] | what was found of it, what is loaded of it ahead of its turn | admission, its end |
 //! | [`Running`] | a block table, a reservation, rows under way | its end, preemption (with no rows under way) |
 //!
 //! In either it may be suspended ([`Sequence::suspension`]): it waits for something outside, and gets no rows until that ends.
 
 use std::sync::Arc;
 
-use folio_kv::{BlockHashes, BlockTable, GroupCounts, Growth, Lookup, TenantId};
+use folio_kv::{BlockHash, BlockHashes, BlockTable, GroupCounts, Growth, Lookup, TenantId};
 use smallvec::SmallVec;
 
 use crate::acceptance::Acceptance;
@@ -106,10 +106,7 @@ pub(crate) struct Sequence {
     pub acceptance: Acceptance,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "sequences lie in one array, and a box is a cache miss in every step"
-)]
+/// Sequences lie in one array: a box would be a cache miss in every step.
 pub(crate) enum State {
     Waiting(Waiting),
     Running(Running),
@@ -144,6 +141,19 @@ pub(crate) struct Waiting {
     pub at_stake: (u32, u32),
     /// Others that were admitted while this one waited for blocks.
     pub bypassed: u32,
+    /// What tiers bring of it meanwhile; and up to which block that was tried, `u32::MAX` where it is not to be again.
+    pub prefetch: Option<Prefetch>,
+    pub prefetched: u32,
+}
+
+/// A load of a sequence that waits in the queue.
+pub(crate) struct Prefetch {
+    /// Its beginning that is on the device, and behind that what transfers write.
+    pub table: BlockTable,
+    /// Then it is given up.
+    pub until: Micros,
+    /// The first block that is loaded.
+    pub first: BlockHash,
 }
 
 /// What a lookup told.
@@ -200,7 +210,15 @@ pub(crate) enum Fresh {
 impl Waiting {
     pub fn new(reason: WaitingFor, since: Micros) -> Self {
         let wait = Wait { reason, since };
-        Self { wait, awaited_block: 0, found: None, at_stake: (0, 0), bypassed: 0 }
+        Self {
+            wait,
+            awaited_block: 0,
+            found: None,
+            at_stake: (0, 0),
+            bypassed: 0,
+            prefetch: None,
+            prefetched: 0,
+        }
     }
 
     pub fn lookup(&self) -> Lookup {
@@ -298,6 +316,21 @@ impl Sequence {
         match &mut self.state {
             State::Waiting(waiting) => Some(waiting),
             State::Running(_) => None,
+        }
+    }
+
+    /// Its block table: also while it waits, if something is loaded of it.
+    pub fn table(&self) -> Option<&BlockTable> {
+        match &self.state {
+            State::Running(running) => Some(&running.table),
+            State::Waiting(waiting) => waiting.prefetch.as_ref().map(|prefetch| &prefetch.table),
+        }
+    }
+
+    pub fn table_mut(&mut self) -> Option<&mut BlockTable> {
+        match &mut self.state {
+            State::Running(running) => Some(&mut running.table),
+            State::Waiting(waiting) => waiting.prefetch.as_mut().map(|prefetch| &mut prefetch.table),
         }
     }
 

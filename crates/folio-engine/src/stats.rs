@@ -125,6 +125,19 @@ impl DraftCounts {
     }
 }
 
+/// What became of loads that began while their request waited in the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefetchCounts {
+    pub begun: u64,
+    /// Everything arrived before the request was admitted; was under way when it was; or was given up: its request ended, somebody
+    /// lacked blocks, it was late, or something did not arrive. Those under way are in none.
+    pub completed: u64,
+    pub admitted: u64,
+    pub aborted: u64,
+    /// Tokens that arrived before admission.
+    pub tokens: u64,
+}
+
 /// Counters of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -155,6 +168,7 @@ pub struct Counters {
     pub tier_loads: [u64; TIERS_MAX],
     pub failed_tier_loads: [u64; TIERS_MAX],
     pub loaded_tokens: u64,
+    pub prefetches: PrefetchCounts,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,
     /// Times a sequence began to wait for something else than its turn, and how many of those waits ended at their deadline.

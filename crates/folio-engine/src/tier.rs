@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::feed::EventFeed;
 use crate::request::Micros;
 
-/// Blocks to be filled with what a tier has of them. It ends with [`Report::Loaded`], whatever becomes of it.
+/// Blocks to be filled with what a tier has of them. It ends with [`Report::Loaded`] or [`Report::Cancelled`], whatever becomes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOrder {
     pub tier: TierId,
@@ -24,6 +24,8 @@ pub struct LoadOrder {
     /// Whose they are, and what they are sealed with ([`Root::data_key`]).
     pub root: Root,
     pub contents: Vec<Content>,
+    /// Its request still waits in the queue: it goes behind the loads of those that do not, until [`TransferOrder::Promote`].
+    pub prefetch: bool,
 }
 
 /// Blocks to be stored. It ends with [`Report::Read`] when none of them is read any more, whatever becomes of them.
@@ -42,6 +44,16 @@ pub struct StoreOrder {
 pub enum TransferOrder {
     Load(LoadOrder),
     Store(StoreOrder),
+    /// The request of a prefetch was admitted: it is a load like others from now on.
+    Promote {
+        tier: TierId,
+        ticket: Ticket,
+    },
+    /// Nobody wants what a load brings any more: if it is not begun it need not be.
+    Cancel {
+        tier: TierId,
+        ticket: Ticket,
+    },
 }
 
 /// What a tier tells the engine.
@@ -50,6 +62,8 @@ pub enum Report {
     /// Nothing is written under the ticket any more. `verified`: all of it is there, and is what was asked for. To read and check
     /// so many bytes took the tier `us`.
     Loaded { tier: TierId, ticket: Ticket, verified: bool, bytes: u64, us: u64 },
+    /// Nothing was written under the ticket: it was cancelled before that.
+    Cancelled { ticket: Ticket },
     /// Nothing is read under the lease any more, and of the contents so many, from the first on, are kept now.
     Read { lease: Lease, kept: u32 },
 }
@@ -100,6 +114,12 @@ pub trait Tier: Send + Sync {
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
 
     fn load(&self, order: LoadOrder);
+
+    /// See [`TransferOrder::Promote`]. Of a load that is begun, or not known, nothing changes.
+    fn promote(&self, _: Ticket) {}
+
+    /// See [`TransferOrder::Cancel`]. What is not begun ends with [`Report::Cancelled`], what is goes on.
+    fn cancel(&self, _: Ticket) {}
 
     /// `false`: there is too much to do already; nothing will be read, and nothing reported.
     fn store(&self, order: StoreOrder) -> bool;

@@ -57,6 +57,7 @@ fn order_transfers(scheduler: &mut Scheduler, cache: &mut KvCache, driver: &mut 
         let (ticket, lease) = match &order {
             TransferOrder::Load(load) => (Some(load.ticket), None),
             TransferOrder::Store(store) => (None, Some(store.lease)),
+            TransferOrder::Promote { .. } | TransferOrder::Cancel { .. } => (None, None),
         };
         if driver.order(order) {
             continue;

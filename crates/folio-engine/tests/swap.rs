@@ -20,10 +20,10 @@ fn disturbed(mut machine: Machine, requests: &[Request], steps: usize) -> Machin
     requests.iter().for_each(|request| machine.submit(request.clone()));
     (0..steps).for_each(|_| drop(machine.step().clone()));
     assert!(machine.scheduler.preempt_all(&mut machine.cache) > 0);
-    if machine.scheduler.is_preempting() {
+    // What of it takes longest ends with its lease.
+    while machine.scheduler.is_preempting() {
         let plan = machine.step();
         assert!(plan.sequences.is_empty(), "nobody is admitted while the tier reads");
-        assert!(!machine.scheduler.is_preempting());
     }
     machine.cache.clear(None);
     machine

@@ -87,6 +87,7 @@ impl Bench {
             match order {
                 TransferOrder::Load(load) => loads.push(load),
                 TransferOrder::Store(store) => stores.push(store),
+                TransferOrder::Promote { .. } | TransferOrder::Cancel { .. } => {}
             }
         }
         (loads, stores)

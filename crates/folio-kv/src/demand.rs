@@ -60,6 +60,15 @@ impl KvCache {
         })
     }
 
+    /// Blocks of a table that transfers write, or that arrived before what is to come before them.
+    pub fn written_by_transfers(&self, table: &BlockTable) -> GroupCounts {
+        let written = |group| {
+            let from = table.own_blocks(group) as usize;
+            table.lists[group][from..].iter().filter(|block| **block != HOLE).count() as u32
+        };
+        self.required(written)
+    }
+
     /// References beyond the first on a block, in groups whose blocks are left behind one by one.
     pub fn shared_references(&self) -> GroupCounts {
         let leaves = |group: &usize| self.groups[*group].config.layout.reach().is_some();

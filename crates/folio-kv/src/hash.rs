@@ -190,6 +190,11 @@ impl BlockHashes {
         stored.get(at).filter(|range| range.start <= block).map(|range| range.end)
     }
 
+    /// Whether any tier has any of them.
+    pub fn is_stored(&self) -> bool {
+        self.stored.iter().any(|ranges| !ranges.is_empty())
+    }
+
     /// A tier was given `blocks`, too, and can load them up to their end.
     pub fn add_stored(&mut self, tier: TierId, mut blocks: Range<u32>) {
         let (mut stored, tier) = (self.stored.to_vec(), usize::from(tier.0));

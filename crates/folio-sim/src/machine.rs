@@ -1,14 +1,15 @@
 //! One engine without threads or clock, stepped by hand: for tests of single behaviours.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
-    CancelRequest, DrafterModel, DraftingExecutor, Driver, Executor, FinishReason, Micros, ModelExecutor,
-    Reads, Request, Scheduler, SchedulerConfig, TransferOrder, turn,
+    CancelRequest, DrafterModel, DraftingExecutor, Driver, Executor, FinishReason, LoadOrder, Micros,
+    ModelExecutor, Reads, Request, Scheduler, SchedulerConfig, StoreOrder, TransferOrder, turn,
 };
-use folio_kv::{BlockHash, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
+use folio_kv::{BlockHash, BlockHashes, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
 use folio_model::backend::Backend;
 
 use crate::backend::{FEATURES, SimBackend};
@@ -34,7 +35,8 @@ pub struct Machine {
     rows: usize,
     config: SchedulerConfig,
     cancellations: Vec<CancelRequest>,
-    requests: Vec<Request>,
+    /// Whether the tier is asked what it has of them.
+    requests: Vec<(Request, bool)>,
     samples: bool,
     overlap: (usize, usize),
     tier: Option<MachineTier>,
@@ -48,6 +50,8 @@ struct MachineTier {
     /// Blocks that it takes, and microseconds for each.
     most: usize,
     us: f64,
+    /// What it was asked for, when that began and when it is done.
+    orders: VecDeque<(Micros, Micros, TransferOrder)>,
     kept: HashMap<(u32, BlockHash), Vec<u64>>,
 }
 
@@ -65,6 +69,23 @@ impl MachineTier {
             stored += 1;
         }
         stored
+    }
+
+    /// Takes an order, behind those before it, unless it is one about those.
+    fn order(&mut self, order: TransferOrder, now: Micros) {
+        let (TransferOrder::Load(LoadOrder { contents, .. })
+        | TransferOrder::Store(StoreOrder { contents, .. })) = &order
+        else {
+            return;
+        };
+        let from = self.orders.back().map_or(now, |(_, done, _)| (*done).max(now));
+        let done = Micros(from.0 + (contents.len() as f64 * self.us) as u64);
+        self.orders.push_back((from, done, order));
+    }
+
+    /// Blocks of a prompt that it has, from the first on.
+    fn find(&self, hashes: &BlockHashes) -> u32 {
+        hashes.iter(false).take_while(|hash| self.kept.contains_key(&(0, **hash))).count() as u32
     }
 
     /// Whether it had all.
@@ -245,7 +266,12 @@ impl Machine {
 
     /// Arrives before the next step.
     pub fn submit(&mut self, request: Request) {
-        self.requests.push(request);
+        self.requests.push((request, false));
+    }
+
+    /// The same for one whose blocks are looked for in the tier.
+    pub fn submit_found(&mut self, request: Request) {
+        self.requests.push((request, true));
     }
 
     /// Takes effect in the next step.
@@ -256,7 +282,14 @@ impl Machine {
     /// One turn of the loop, a millisecond long, with everything checked behind it. Returns the plan that was made last.
     pub fn step(&mut self) -> &StepPlan {
         let block_tokens = self.cache.config().block_tokens;
-        let requests = self.requests.drain(..).map(|request| request.hashed(block_tokens));
+        let tier = self.tier.as_ref();
+        let requests = self.requests.drain(..).map(|(request, is_found)| {
+            let (request, hashes) = request.hashed(block_tokens);
+            let most = (request.prompt.len() as u32 - 1) / block_tokens;
+            let found = tier.filter(|_| is_found).map_or(0, |tier| tier.find(&hashes).min(most));
+            let stored = if found > 0 { vec![vec![Range { start: 0, end: found }]] } else { Vec::new() };
+            (request, hashes.with_stored(stored))
+        });
         self.scheduler.admit(requests, self.cancellations.drain(..), self.now);
         let before = self.driver.plans.len();
         self.driver.now = self.now;
@@ -274,24 +307,26 @@ impl Machine {
         self.driver.plans.last().expect("just pushed")
     }
 
-    /// What the tier was asked for is done, and reported.
+    /// What the tier has done by now is reported.
     fn carry(&mut self) {
         let Some(tier) = &mut self.tier else { return };
-        for order in self.driver.orders.drain(..) {
-            let (TransferOrder::Load(folio_engine::LoadOrder { contents, .. })
-            | TransferOrder::Store(folio_engine::StoreOrder { contents, .. })) = &order;
-            let us = (contents.len() as f64 * tier.us) as u64;
-            self.now.0 += us;
+        self.driver.orders.drain(..).for_each(|order| tier.order(order, self.now));
+        // What takes less than a step is not waited for.
+        let soon = Micros(self.now.0 + 999);
+        while let Some((from, done, order)) = tier.orders.pop_front_if(|(_, done, _)| *done <= soon) {
+            self.now = self.now.max(done);
             match order {
                 TransferOrder::Load(load) => {
-                    let verified = tier.load(&load.contents);
+                    let (verified, us) = (tier.load(&load.contents), done.0 - from.0);
                     self.scheduler.loaded(load.tier, verified, load.contents.len() as u64, us);
                     self.scheduler.end_load(&mut self.cache, load.ticket, verified, self.now);
                 }
                 TransferOrder::Store(store) => {
-                    let kept = tier.store(&store.contents);
+                    let held = self.now < store.until;
+                    let kept = if held { tier.store(&store.contents) } else { 0 };
                     self.scheduler.end_store(&mut self.cache, store.lease, kept, self.now);
                 }
+                TransferOrder::Promote { .. } | TransferOrder::Cancel { .. } => {}
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: counts, so that a test can say that there was trouble enough. Must never: be read by what is simulated.
 
-use folio_engine::{PerReason, Scheduler, WaitingFor};
+use folio_engine::{PerReason, PrefetchCounts, Scheduler, WaitingFor};
 use folio_kv::CacheStats;
 
 /// What happened in a run, for statistics over many of them.
@@ -43,6 +43,10 @@ pub struct RunReport {
     /// That the scheduler ordered of a tier.
     pub tier_loads: u64,
     pub tier_stores: u64,
+    /// Of `tier_loads`, for sequences that waited; what became of those, by sequence; and transfers that were cancelled before they began.
+    pub prefetch_loads: u64,
+    pub prefetches: PrefetchCounts,
+    pub cancelled_transfers: u64,
     pub partial_loads: u64,
     pub sequence_loads: u64,
     /// Events of the cache, times that everything was cleared, and times that a recorder was too slow.
@@ -94,6 +98,7 @@ impl RunReport {
         self.waits = counters.waits;
         self.waits_expired = counters.waits_expired;
         self.late_rows = counters.late_rows;
+        self.prefetches = counters.prefetches;
         self.copies = cache.copies;
         self.evictions = cache.evictions;
         self.ahead = counters.steps_ahead;
@@ -138,6 +143,13 @@ impl RunReport {
         self.sequence_transfers += other.sequence_transfers;
         self.tier_loads += other.tier_loads;
         self.tier_stores += other.tier_stores;
+        self.prefetch_loads += other.prefetch_loads;
+        self.prefetches.begun += other.prefetches.begun;
+        self.prefetches.completed += other.prefetches.completed;
+        self.prefetches.admitted += other.prefetches.admitted;
+        self.prefetches.aborted += other.prefetches.aborted;
+        self.prefetches.tokens += other.prefetches.tokens;
+        self.cancelled_transfers += other.cancelled_transfers;
         self.partial_loads += other.partial_loads;
         self.sequence_loads += other.sequence_loads;
         self.events += other.events;

@@ -156,8 +156,10 @@ impl Scenario {
         let max_model_len = rng.range(40, 140) as u32;
         let max_num_seqs = rng.range(1, 10) as u32;
         let budget = max_num_seqs.max(rng.skewed(1, 120) as u32);
+        // In some worlds few run at a time, and there is room beside them: loads begin in the queue.
+        let queues = seed % 6 == 4;
         let config = SchedulerConfig {
-            max_num_seqs,
+            max_num_seqs: if queues { max_num_seqs.min(1 + (seed / 6 % 2) as u32) } else { max_num_seqs },
             max_num_batched_tokens: budget,
             max_prefill_tokens_while_decoding: rng.skewed(1, u64::from(budget)) as u32,
             max_model_len,
@@ -174,6 +176,8 @@ impl Scenario {
             adapter_wait_us_max: 150_000,
             max_adapters: [0, 0, 1, 2, 0][(seed / 3 % 5) as usize],
             max_transfer_bytes: [4 << 10, 24 << 10, 1 << 20][(seed / 7 % 3) as usize],
+            max_prefetch_requests: [8, 2, 1, 0][(seed / 11 % 4) as usize],
+            max_prefetch_bytes: [2 << 10, 12 << 10, 1 << 19][(seed / 7 % 3) as usize],
             tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],
             ..SchedulerConfig::default()
         };
@@ -185,6 +189,7 @@ impl Scenario {
         keeping::wishes(keeping, &mut clients);
         let largest = clients.iter().map(|client| positions(&client.request)).max().unwrap_or(1);
         let blocks = largest.div_ceil(block_tokens) + rng.skewed(0, 120 / u64::from(block_tokens) + 4) as u32;
+        let blocks = if queues { 4 * blocks } else { blocks };
         let cache = CacheConfig { blocks, block_tokens, bytes_per_block: 1024 };
         declare(&mut Rng::new(seed ^ 0xdec1), &mut clients, block_tokens);
         let (samples, depth, lag) = overlap(&mut Rng::new(seed ^ 0xa4ea), &mut clients);
@@ -213,7 +218,7 @@ impl Scenario {
             waits_one_in: if seed % 3 == 1 { 2 + seed % 41 } else { 0 },
             leases_one_in: *beside.pick(&[0, 2, 8, 30]),
             loads_one_in: *beside.pick(&[0, 0, 3, 10, 40]),
-            has_tier: beside.one_in(2),
+            has_tier: beside.one_in(2) || queues,
             swaps: !Rng::new(seed ^ 0x50a9).one_in(3),
             events_most: *beside.pick(&[100_000, 100_000, 100_000, 12]),
             clock,

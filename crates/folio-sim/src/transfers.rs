@@ -89,8 +89,12 @@ struct Transfer {
     written: usize,
     /// The last step that was planned before it, which must have ended before it writes.
     after: u64,
+    /// Whoever carries it has others before it until then.
+    begins: Micros,
     done: Micros,
     verified: bool,
+    /// Nobody wants it any more, and it will not begin.
+    cancelled: bool,
 }
 
 impl Transfer {
@@ -131,6 +135,7 @@ pub(crate) struct Transfers {
     /// The last steps that were begun, and that ended.
     begun: u64,
     ended: u64,
+    now: Micros,
     /// What tiers were given to keep of preempted sequences, and kept.
     kept: HashSet<BlockHash>,
 }
@@ -147,6 +152,7 @@ impl Transfers {
             next: 0,
             begun: 0,
             ended: 0,
+            now: Micros(0),
             kept: HashSet::new(),
         }
     }
@@ -196,13 +202,18 @@ impl Transfers {
     fn go_on(&mut self) {
         let mut groups = self.memory.groups();
         self.readers.iter_mut().for_each(|reader| reader.copy(&groups, 1));
-        for transfer in self.transfers.iter_mut().filter(|transfer| transfer.after <= self.ended) {
+        let (ended, now) = (self.ended, self.now);
+        let goes_on = |transfer: &&mut Transfer| {
+            transfer.after <= ended && transfer.begins <= now && !transfer.cancelled
+        };
+        for transfer in self.transfers.iter_mut().filter(goes_on) {
             transfer.write(&mut groups, 1);
         }
     }
 
     /// Between steps: what is done ends, what is given up is released, and something new begins.
     pub fn act(&mut self, around: &mut Around<'_>) -> Result<(), String> {
+        self.now = around.now;
         self.go_on();
         self.end_readers(around)?;
         self.end_transfers(around)?;
@@ -427,8 +438,10 @@ impl Transfers {
             begun: false,
             written: 0,
             after: self.begun,
+            begins: Micros(0),
             done: Micros(now.0 + self.rng.skewed(1, LONGEST_US)),
             verified,
+            cancelled: false,
         });
     }
 
@@ -444,6 +457,20 @@ impl Transfers {
         let (root, contents) = match &order {
             TransferOrder::Load(LoadOrder { root, contents, .. })
             | TransferOrder::Store(StoreOrder { root, contents, .. }) => (root, contents),
+            TransferOrder::Promote { ticket, .. } => {
+                let known = self.transfers.iter().any(|transfer| transfer.ticket == *ticket);
+                return known
+                    .then_some(())
+                    .ok_or_else(|| format!("{ticket:?} has reported, and is promoted"));
+            }
+            TransferOrder::Cancel { ticket, .. } => {
+                // Some tiers do not look, or are at it already.
+                let of = self.transfers.iter_mut().find(|transfer| transfer.ticket == *ticket);
+                if let Some(transfer) = of.filter(|transfer| !transfer.begun && !self.rng.one_in(4)) {
+                    (transfer.cancelled, transfer.done) = (true, now);
+                }
+                return Ok(());
+            }
         };
         let blocks = blocks_of(root, contents, streams, (cache, &self.groups));
         let (tokens, mut blocks) = blocks.ok_or_else(|| format!("{order:?}: nobody's content"))?;
@@ -451,17 +478,19 @@ impl Transfers {
             check_lineage(store, &tokens, cache.config().block_tokens)?;
         }
         match order {
-            TransferOrder::Load(LoadOrder { ticket, root, .. }) => {
+            TransferOrder::Load(LoadOrder { ticket, root, prefetch, .. }) => {
                 let verified = !self.rng.one_in(5);
                 if !verified {
                     let last = blocks.iter_mut().filter_map(|block| block.content.last_mut());
                     last.for_each(|last| *last ^= 2);
                 }
                 report.tier_loads += 1;
+                report.prefetch_loads += u64::from(prefetch);
                 let is_kept = |content: &&Content| content.group == 0 && self.kept.contains(&content.hash);
                 report.kept_blocks_loaded += contents.iter().filter(is_kept).count() as u64;
                 let (tenant, after) = (root.tenant, 0);
-                let (load, begun, written) = (None, false, 0);
+                let (load, begun, written, cancelled) = (None, false, 0, false);
+                let begins = Micros(now.0 + self.rng.skewed(1, 20_000));
                 self.transfers.push(Transfer {
                     ticket,
                     load,
@@ -470,10 +499,13 @@ impl Transfers {
                     begun,
                     written,
                     after,
+                    begins,
                     done,
                     verified,
+                    cancelled,
                 });
             }
+            TransferOrder::Promote { .. } | TransferOrder::Cancel { .. } => unreachable!("returned above"),
             TransferOrder::Store(StoreOrder { lease, until, contents, .. }) => {
                 report.tier_stores += 1;
                 // Some read for longer than anybody waits for them.
@@ -509,6 +541,11 @@ impl Transfers {
                 continue;
             }
             let mut transfer = self.transfers.swap_remove(at);
+            if transfer.cancelled {
+                around.report.cancelled_transfers += 1;
+                around.scheduler.end_load(around.cache, transfer.ticket, false, around.now);
+                continue;
+            }
             for Block { group, block, .. } in &transfer.blocks {
                 around.wrote[*group][block.0 as usize] = Some(transfer.tenant);
             }

@@ -96,8 +96,13 @@ fn main() {
     let orders: Vec<_> = (0..ROUNDS).map(|round| put(10 + round)).collect();
     let stored = rate(bytes, |round| orders[round as usize](&store, &device));
     let hashes = prompt(9 + ROUNDS, blocks);
-    let order =
-        LoadOrder { tier: TierId(0), ticket: Ticket(1), root: *hashes.root(), contents: contents(&hashes) };
+    let order = LoadOrder {
+        tier: TierId(0),
+        ticket: Ticket(1),
+        root: *hashes.root(),
+        contents: contents(&hashes),
+        prefetch: false,
+    };
     let loaded = rate(bytes, |_| assert_eq!(store.load(&device, &order, &mut Vec::new()).left, 0));
     let from = vec![1u8; bytes];
     let mut to = vec![2u8; bytes];

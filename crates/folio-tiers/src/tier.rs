@@ -3,7 +3,7 @@
 //! Owns: the queue of what is ordered, and its bounds. Must never: decide what is worth it, touch a block without a hold, or leave an
 //! order without its report.
 //!
-//! Loads go before stores. What is stored is read under its lease: a copy counts only if the lease still held when it was made, so what is
+//! Loads go before those of requests that still wait in the queue, and both before stores. What is stored is read under its lease: a copy counts only if the lease still held when it was made, so what is
 //! given up is never stored as something else. A load fills blocks with what was verified, and is reported as a whole: one block that is
 //! not there, or not what it has to be, and nothing of it is used.
 
@@ -15,10 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use folio_engine::{
-    Clock, EventFeed, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder,
-};
-use folio_kv::{BlockHashes, Content, GroupConfig};
+use folio_engine::{Clock, EventFeed, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats};
+use folio_kv::{BlockHashes, Content, GroupConfig, Ticket};
 use folio_model::backend::BlockMemory;
 
 /// Of the device's memory, what stores that wait may hold up: what an engine leaves in the meantime is not stored. So much is written
@@ -117,11 +115,18 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     loads: VecDeque<LoadOrder>,
+    prefetches: VecDeque<LoadOrder>,
     stores: VecDeque<StoreOrder>,
     waiting_bytes: u64,
     /// Orders that a thread is at.
     working: u32,
     closed: bool,
+}
+
+/// What a thread is at.
+enum CarryOrder {
+    Load(LoadOrder),
+    Store(StoreOrder),
 }
 
 #[derive(Default)]
@@ -185,8 +190,33 @@ impl Tier for StoreTier {
     }
 
     fn load(&self, order: LoadOrder) {
-        self.shared.lock().loads.push_back(order);
+        let mut queue = self.shared.lock();
+        if order.prefetch {
+            queue.prefetches.push_back(order)
+        } else {
+            queue.loads.push_back(order)
+        }
+        drop(queue);
         self.shared.changed.notify_one();
+    }
+
+    fn promote(&self, ticket: Ticket) {
+        let mut queue = self.shared.lock();
+        let at = queue.prefetches.iter().position(|order| order.ticket == ticket);
+        if let Some(order) = at.and_then(|at| queue.prefetches.remove(at)) {
+            queue.loads.push_back(order);
+        }
+    }
+
+    fn cancel(&self, ticket: Ticket) {
+        let is = |order: &LoadOrder| order.ticket == ticket;
+        let mut queue = self.shared.lock();
+        let Queue { loads, prefetches, .. } = &mut *queue;
+        let waits = [loads, prefetches].into_iter().find_map(|of| of.remove(of.iter().position(is)?));
+        drop(queue);
+        if waits.is_some() {
+            self.shared.report(Report::Cancelled { ticket });
+        }
     }
 
     fn store(&self, order: StoreOrder) -> bool {
@@ -266,15 +296,15 @@ impl Shared {
                 usize::MAX
             });
             let (is_store, bytes) = match &order {
-                TransferOrder::Load(load) => (false, self.device.bytes_of(&load.contents)),
-                TransferOrder::Store(store) => (true, self.device.bytes_of(&store.contents)),
+                CarryOrder::Load(load) => (false, self.device.bytes_of(&load.contents)),
+                CarryOrder::Store(store) => (true, self.device.bytes_of(&store.contents)),
             };
             self.report(match order {
-                TransferOrder::Load(LoadOrder { tier, ticket, .. }) => {
+                CarryOrder::Load(LoadOrder { tier, ticket, .. }) => {
                     let (verified, us) = (left == 0, began.elapsed().as_micros() as u64);
                     Report::Loaded { tier, ticket, verified, bytes, us }
                 }
-                TransferOrder::Store(StoreOrder { lease, contents, .. }) => {
+                CarryOrder::Store(StoreOrder { lease, contents, .. }) => {
                     Report::Read { lease, kept: contents.len().saturating_sub(left) as u32 }
                 }
             });
@@ -287,11 +317,12 @@ impl Shared {
     }
 
     /// `None`: it is closed, and there is nothing left to load.
-    fn next(&self) -> Option<TransferOrder> {
+    fn next(&self) -> Option<CarryOrder> {
         let mut queue = self.lock();
         loop {
-            let load = queue.loads.pop_front().map(TransferOrder::Load);
-            let order = load.or_else(|| queue.stores.pop_front().map(TransferOrder::Store));
+            let load = queue.loads.pop_front();
+            let load = load.or_else(|| queue.prefetches.pop_front()).map(CarryOrder::Load);
+            let order = load.or_else(|| queue.stores.pop_front().map(CarryOrder::Store));
             if order.is_some() {
                 queue.working += 1;
                 return order;
@@ -311,16 +342,16 @@ impl Shared {
     }
 
     /// How many blocks were given up.
-    fn carry(&self, order: &TransferOrder, scratch: &mut Vec<u8>) -> usize {
+    fn carry(&self, order: &CarryOrder, scratch: &mut Vec<u8>) -> usize {
         let counts = &self.counts;
         let done = match order {
-            TransferOrder::Load(load) => {
+            CarryOrder::Load(load) => {
                 let done = self.store.load(&self.device, load, scratch);
                 add(&counts.blocks_loaded, done.blocks);
                 add(&counts.bytes_read, done.bytes);
                 done
             }
-            TransferOrder::Store(store) => {
+            CarryOrder::Store(store) => {
                 let holds = || self.engine.get().is_some_and(|(_, clock)| clock.now() < store.until);
                 let done = self.store.store(&self.device, store, &holds, scratch);
                 add(&counts.blocks_stored, done.blocks);

@@ -123,6 +123,7 @@ impl Runtime {
         let pool = memory::pool(&request)?;
         // A disk that stops answering keeps no more than that from others.
         config.max_transfer_bytes = pool.bytes / 2;
+        config.max_prefetch_bytes = pool.bytes / 8;
         let left = match device.as_cpu() {
             Some(_) => free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes)),
             // The pool is the device's.
@@ -302,6 +303,7 @@ fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> Sch
         max_model_len,
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
+        max_prefetch_requests: args.kv_prefetch_requests,
         guarantee_completion: args.guarantee_completion,
         pin_permille: permille(args.max_pinned_share),
         tenant_pin_permille: permille(args.max_pinned_share_per_tenant.unwrap_or(args.max_pinned_share)),

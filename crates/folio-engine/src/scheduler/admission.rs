@@ -33,13 +33,13 @@ const LOOKUP_PLANS: u64 = 64;
 
 /// Blocks an admission would take, per cache group.
 #[derive(Clone, Copy, Debug)]
-struct Demand {
+pub(super) struct Demand {
     /// For everything known, idle cached blocks included; in a window group, what is held of it at once.
-    now: GroupCounts,
+    pub now: GroupCounts,
     /// For its next tokens, or with a reservation all that it may generate.
-    later: GroupCounts,
+    pub later: GroupCounts,
     /// Must be set aside in full.
-    reserve: bool,
+    pub reserve: bool,
 }
 
 /// The part of what a sequence may still generate that admission leaves room for. Many that start together grow together: what is
@@ -135,7 +135,7 @@ impl Scheduler {
         if !self.admits(cache, slot) && !self.displace(cache, slot) {
             return false;
         }
-        if !self.admit_and_load(cache, slot) {
+        if !self.admit_prefetched(cache, slot) && !self.admit_and_load(cache, slot) {
             self.attach(cache, slot);
         }
         true
@@ -156,10 +156,10 @@ impl Scheduler {
     }
 
     /// The last block that this one has in common with a running sequence that is computing the next one it lacks.
-    fn awaited_prefix(&self, slot: Slot) -> Option<u32> {
+    pub(super) fn awaited_prefix(&self, slot: Slot) -> Option<u32> {
         let sequence = &self.sequences[slot];
         let waiting = sequence.waiting()?;
-        if sequence.wants_rows() {
+        if sequence.wants_rows() || waiting.prefetch.is_some() {
             return None;
         }
         if waiting.wait.is_over(self.now, &self.config) {
@@ -184,7 +184,7 @@ impl Scheduler {
             || self.sequences[slot].timing.preemptions >= self.config.max_preemptions
     }
 
-    fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
+    pub(super) fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
         let sequence = &self.sequences[slot];
         let known = sequence.known();
         let lookup = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
@@ -198,6 +198,9 @@ impl Scheduler {
             |positions| cache.demand(&lookup, sequence.growth(positions, budget), reserve || !is_first);
         let now = demand(known);
         let later = demand(known + growth).saturating_sub(now);
+        // What is loaded of it has its blocks; who is promised blocks is promised them as if it did not arrive.
+        let loading = sequence.table().filter(|_| !reserve).map(|table| cache.written_by_transfers(table));
+        let now = now.saturating_sub(loading.unwrap_or_default());
         let shared = if reserve && is_first { cache.shared_references() } else { GroupCounts::default() };
         Demand { now: now + shared, later, reserve }
     }
@@ -214,9 +217,6 @@ impl Scheduler {
             return false;
         }
         let demand = self.demand(cache, slot);
-        let mut within = cache.available();
-        within[0] = cache.room(tenant).0;
-        let spare = self.unreserved(cache, within, None);
         if !self.within_ceiling(cache, slot, demand) {
             // Its tenant's own affair: nobody passes it by going first.
             let sequence = &self.sequences[slot];
@@ -224,22 +224,29 @@ impl Scheduler {
             self.wait_for(slot, WaitingFor::Blocks);
             return false;
         }
-        let fits = if self.running.is_empty() {
-            demand.now.fits(spare)
-        } else {
-            let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));
-            let watermark = GroupCounts::each(cache.groups(), |group| {
-                u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
-            });
-            let margin = watermark + GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
-            let growth = self.step.growth.unwrap_or_else(|| self.sum_of_growth(cache));
-            self.step.growth = Some(growth);
-            (demand.now + demand.later + growth + margin).fits(spare)
-        };
+        let fits = self.leaves_room(cache, tenant, demand);
         if !fits {
             self.refuse(slot, WaitingFor::Blocks);
         }
         fits
+    }
+
+    /// Whether there are blocks for a demand and for those who run.
+    pub(super) fn leaves_room(&mut self, cache: &KvCache, tenant: TenantId, demand: Demand) -> bool {
+        let mut within = cache.available();
+        within[0] = cache.room(tenant).0;
+        let spare = self.unreserved(cache, within, None);
+        if self.running.is_empty() {
+            return demand.now.fits(spare);
+        }
+        let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));
+        let watermark = GroupCounts::each(cache.groups(), |group| {
+            u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
+        });
+        let margin = watermark + GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
+        let growth = self.step.growth.unwrap_or_else(|| self.sum_of_growth(cache));
+        self.step.growth = Some(growth);
+        (demand.now + demand.later + growth + margin).fits(spare)
     }
 
     /// It does not fit, and who passes it is counted.
@@ -258,7 +265,7 @@ impl Scheduler {
     }
 
     /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
-    fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
+    pub(super) fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
         if !cache.has_quotas() {
             return true;
         }
@@ -371,6 +378,7 @@ impl Scheduler {
     /// The waiting sequence runs, with a table that was attached for it.
     pub(super) fn start(&mut self, cache: &mut KvCache, slot: Slot, mut table: BlockTable, fresh: Fresh) {
         let (order, reserve) = (self.queue_order(slot), self.must_reserve(slot));
+        self.prefetches.look = true;
         let sequence = &mut self.sequences[slot];
         let State::Waiting(Waiting { wait, at_stake, found, .. }) = sequence.state else { return };
         table.reserve(sequence.final_positions());

@@ -28,7 +28,7 @@ use crate::stats::WaitingFor;
 
 /// Waiting sequences that are looked at in one step, and those among them that may be skipped because they wait for a
 /// prefix.
-const SCAN_MAX: usize = 64;
+pub(super) const SCAN_MAX: usize = 64;
 const SCAN_SHARED_MAX: usize = 256;
 
 /// The step being planned: the plan, and memory and figures for making it.

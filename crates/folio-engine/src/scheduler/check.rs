@@ -1,6 +1,6 @@
 //! The scheduler's invariants, verified in full. For tests and the simulator; changes nothing.
 
-use folio_kv::{BlockTable, KvCache, TenantId};
+use folio_kv::{BlockTable, KvCache, TenantId, Ticket};
 
 use super::Scheduler;
 use crate::plan::SequenceId;
@@ -86,13 +86,14 @@ impl Scheduler {
         {
             return Err(format!("{adapters:?} are used, at most {}", self.config.max_adapters));
         }
-        for (_, slot) in &self.running {
-            let sequence = &self.sequences[*slot];
-            let mut tickets = sequence.running().into_iter().flat_map(|running| running.table.tickets());
-            if let Some(ticket) = tickets.find(|own| self.loads.get(own) != Some(&(sequence.id(), *slot))) {
+        for sequence in self.sequences.iter() {
+            let mut tickets = sequence.table().into_iter().flat_map(|table| table.tickets());
+            let knows = |own: &Ticket| self.loads.get(own).map(|load| load.owner.0) == Some(sequence.id());
+            if let Some(ticket) = tickets.find(|own| !knows(own)) {
                 return Err(format!("{ticket:?} does not know that {:?} waits for it", sequence.id()));
             }
         }
+        self.check_prefetches()?;
         if self.running.len() as u32 > self.config.max_num_seqs {
             return Err(format!(
                 "{} sequences run, the limit is {}",
@@ -167,7 +168,7 @@ impl Scheduler {
     /// Every block table there is, and whose it is.
     pub fn tables(&self) -> impl Iterator<Item = (RequestId, TenantId, &BlockTable)> {
         self.sequences.iter().filter_map(|sequence| {
-            sequence.running().map(|running| (sequence.request_id, sequence.tenant, &running.table))
+            sequence.table().map(|table| (sequence.request_id, sequence.tenant, table))
         })
     }
 

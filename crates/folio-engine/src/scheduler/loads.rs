@@ -15,13 +15,15 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use folio_kv::{KvCache, Ticket, TierId};
+use folio_kv::{BlockTable, KvCache, Ticket, TierId};
+use smallvec::SmallVec;
 
 use super::Scheduler;
 use super::room::Resources;
 use super::swap::Leaving;
+use crate::plan::SequenceId;
 use crate::request::{Micros, RequestId};
-use crate::sequence::{Fresh, Slot, State};
+use crate::sequence::{Fresh, Sequence, Slot, State, Waiting};
 use crate::stats::WaitingFor;
 use crate::tier::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TransferOrder};
 
@@ -38,8 +40,24 @@ pub(super) struct Transfers {
     pub leaving: Vec<Leaving>,
     /// Each with the step that was being planned.
     loads: VecDeque<(u64, LoadOrder)>,
+    /// What is said of loads that were handed out.
+    changes: Vec<TransferOrder>,
     pub stores: Vec<StoreOrder>,
 }
+
+/// A transfer that has not reported.
+#[derive(Clone, Copy)]
+pub(super) struct OpenTransfer {
+    /// Whose table it was begun for.
+    pub owner: (SequenceId, Slot),
+    /// Who was asked for it; `None`: somebody else fills it.
+    tier: Option<TierId>,
+    /// What it writes, where its sequence waited.
+    pub prefetch_bytes: u64,
+}
+
+/// Transfers of one table.
+pub(super) type Tickets = SmallVec<[Ticket; 4]>;
 
 impl Transfers {
     /// Each with what it keeps together.
@@ -49,9 +67,9 @@ impl Transfers {
 }
 
 /// Blocks of a sequence that a tier can bring.
-struct Offer {
+pub(super) struct Offer {
     tier: TierId,
-    blocks: Range<u32>,
+    pub blocks: Range<u32>,
 }
 
 /// The last position up to `positions` at which blocks of all groups end, and the `chunk` blocks that a tier keeps together.
@@ -91,15 +109,21 @@ impl Scheduler {
         if !self.sequences[slot].is_running() && !self.admit_to_load(cache, slot, positions) {
             return None;
         }
-        let ticket = self.load_behind(cache, slot, blocks)?;
+        let ticket = self.load_behind(cache, slot, blocks, None)?;
         self.wait_for_load(slot);
         Some(ticket)
     }
 
-    /// A transfer may write the next `blocks` blocks behind those that a running sequence has.
-    fn load_behind(&mut self, cache: &mut KvCache, slot: Slot, blocks: u32) -> Option<Ticket> {
+    /// A transfer may write the next `blocks` blocks behind those that a sequence has: it runs, or is loaded while it waits.
+    fn load_behind(
+        &mut self,
+        cache: &mut KvCache,
+        slot: Slot,
+        blocks: u32,
+        tier: Option<TierId>,
+    ) -> Option<Ticket> {
         let sequence = &self.sequences[slot];
-        let table = &sequence.running()?.table;
+        let table = sequence.table()?;
         let to = table.capacity() + blocks * cache.config().block_tokens;
         // Nobody's promise, its own included: if the transfer is late it needs as many blocks again.
         let needed = cache.needed(table, to);
@@ -108,9 +132,11 @@ impl Scheduler {
         if !self.fits(cache, sequence.owner(), asked, None).fits() || to > sequence.attachable() {
             return None;
         }
-        let id = sequence.id();
-        let ticket = cache.begin_load(&mut self.sequences[slot].running_mut()?.table, blocks)?;
-        self.loads.insert(ticket, (id, slot));
+        let (owner, waits) = ((sequence.id(), slot), !sequence.is_running());
+        let prefetch_bytes = if waits { transfer_bytes } else { 0 };
+        let ticket = cache.begin_load(self.sequences[slot].table_mut()?, blocks)?;
+        self.prefetches.bytes += prefetch_bytes;
+        self.loads.insert(ticket, OpenTransfer { owner, tier, prefetch_bytes });
         self.update_reservation(cache, slot);
         Some(ticket)
     }
@@ -118,37 +144,62 @@ impl Scheduler {
     /// Admits a waiting sequence, which fits, with whole blocks that the device has, and begins to load what a tier has behind them.
     /// `false`: that does not pay, or cannot be.
     pub(super) fn admit_and_load(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        let sequence = &self.sequences[slot];
-        let Some(found) = sequence.waiting().and_then(|waiting| waiting.found) else { return false };
-        let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
-        // What an operator declared is its owner's to load.
-        let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
-        if self.transfers.chunks.is_empty() || !mine {
-            return false;
-        }
-        let from = cache.border(found.lookup.full_blocks * size);
-        let Some(mut offer) = self.best_offer(cache, slot, from / size, found.lookup.positions()) else {
+        let Some(offer) = self.offer(cache, slot, false) else { return false };
+        let Some(table) = self.attach_whole(cache, slot, offer.blocks.start * cache.config().block_tokens)
+        else {
             return false;
         };
-        if !self.attach_whole(cache, slot, from) {
-            return false;
-        }
-        while self.take_offer(cache, slot, &offer) && cache.needed_groups() == 1 {
-            // What another tier has behind it.
-            let next = offer.blocks.end;
-            let Some(more) = self.best_offer(cache, slot, next, next * size) else { break };
-            offer = more;
-        }
+        self.start(cache, slot, table, Fresh::Ran);
+        self.take_offers(cache, slot, offer, false);
         self.wait_for_load(slot);
         true
     }
 
+    /// What a tier has of a waiting sequence behind whole blocks that the device has, by the last look at it.
+    pub(super) fn offer(&self, cache: &KvCache, slot: Slot, prefetch: bool) -> Option<Offer> {
+        let sequence = &self.sequences[slot];
+        let found = sequence.waiting()?.found?;
+        let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
+        // What an operator declared is its owner's to load.
+        let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
+        if self.transfers.chunks.is_empty() || !mine {
+            return None;
+        }
+        let from = cache.border(found.lookup.full_blocks * size) / size;
+        self.best_offer(cache, slot, (from, found.lookup.positions()), prefetch)
+    }
+
+    /// Orders an offer for a sequence that has what is before it, and what other tiers have behind that.
+    pub(super) fn take_offers(&mut self, cache: &mut KvCache, slot: Slot, mut offer: Offer, prefetch: bool) {
+        while self.take_offer(cache, slot, &offer, prefetch) && cache.needed_groups() == 1 {
+            let next = offer.blocks.end;
+            let cached = next * cache.config().block_tokens;
+            let Some(more) = self.best_offer(cache, slot, (next, cached), prefetch) else { break };
+            offer = more;
+        }
+    }
+
+    /// Bytes that another load may write.
+    fn transfer_room(&self, cache: &KvCache, prefetch: bool) -> u64 {
+        let all = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
+        match prefetch {
+            true => all.min(self.config.max_prefetch_bytes.saturating_sub(self.prefetches.bytes)),
+            false => all,
+        }
+    }
+
     /// Which tier brings the blocks of a sequence from `from` on, and up to where: the one that spares the most time, of equals the
     /// one that has more, and then the nearest. `cached`: positions that the device has. `None`: none has them, or to compute them is faster.
-    fn best_offer(&self, cache: &KvCache, slot: Slot, from: u32, cached: u32) -> Option<Offer> {
+    fn best_offer(
+        &self,
+        cache: &KvCache,
+        slot: Slot,
+        (from, cached): (u32, u32),
+        prefetch: bool,
+    ) -> Option<Offer> {
         let (sequence, size) = (&self.sequences[slot], cache.config().block_tokens);
         let goes_on = cache.needed_groups() == 1;
-        let room = self.config.max_transfer_bytes.saturating_sub(cache.loading_bytes());
+        let room = self.transfer_room(cache, prefetch);
         let most = u32::try_from(room / cache.load_bytes(1).max(1)).unwrap_or(u32::MAX);
         let offer = |(tier, chunk): (TierId, u32)| {
             let end = sequence.hashes.stored_from(tier, from)?;
@@ -172,18 +223,18 @@ impl Scheduler {
     }
 
     /// Orders what a tier offers. `false`: not all of it could be.
-    fn take_offer(&mut self, cache: &mut KvCache, slot: Slot, offer: &Offer) -> bool {
+    fn take_offer(&mut self, cache: &mut KvCache, slot: Slot, offer: &Offer, prefetch: bool) -> bool {
         let (tier, mut next, end) = (offer.tier, offer.blocks.start, offer.blocks.end);
         while next < end {
             // At their borders chunks end.
             let border = (next / CHUNK_BLOCKS_MAX + 1) * CHUNK_BLOCKS_MAX;
             let blocks = if cache.needed_groups() == 1 { border.min(end) - next } else { end - next };
-            let Some(ticket) = self.load_behind(cache, slot, blocks) else { return false };
-            let Some(running) = self.sequences[slot].running() else { return false };
-            let contents = cache.contents_to_load(&running.table, blocks);
-            let root = running.table.root();
+            let Some(ticket) = self.load_behind(cache, slot, blocks, Some(tier)) else { return false };
+            let Some(table) = self.sequences[slot].table() else { return false };
+            let (root, contents) = (table.root(), cache.contents_to_load(table, blocks));
             let step = self.next_step();
-            self.transfers.loads.push_back((step, LoadOrder { tier, ticket, root, contents }));
+            let order = LoadOrder { tier, ticket, root, contents, prefetch };
+            self.transfers.loads.push_back((step, order));
             next += blocks;
         }
         true
@@ -216,12 +267,13 @@ impl Scheduler {
         let begun = self.ring.begun.front().map_or(u64::MAX, |begun| begun.step);
         let ready = self.transfers.loads.partition_point(|(step, _)| *step < begun);
         let loads = self.transfers.loads.drain(..ready).map(|(_, load)| TransferOrder::Load(load));
+        let loads = loads.chain(self.transfers.changes.drain(..));
         loads.chain(self.transfers.stores.drain(..).map(TransferOrder::Store))
     }
 
     /// Makes a waiting sequence running with whole blocks that the device has, if `positions` more may be loaded.
     fn admit_to_load(&mut self, cache: &mut KvCache, slot: Slot, positions: u32) -> bool {
-        if self.sequences[slot].suspension().is_some() {
+        if self.sequences[slot].suspension().is_some() || self.sequences[slot].table().is_some() {
             return false;
         }
         self.step.growth = None;
@@ -229,23 +281,25 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(waiting) = sequence.waiting() else { return false };
         let most = cache.border(waiting.lookup().full_blocks * cache.config().block_tokens);
-        most + positions <= sequence.attachable()
-            && self.admits(cache, slot)
-            && self.attach_whole(cache, slot, most)
+        if most + positions > sequence.attachable() || !self.admits(cache, slot) {
+            return false;
+        }
+        let Some(table) = self.attach_whole(cache, slot, most) else { return false };
+        self.start(cache, slot, table, Fresh::Ran);
+        true
     }
 
-    /// Makes a waiting sequence running with whole blocks of the device up to a position.
-    fn attach_whole(&mut self, cache: &mut KvCache, slot: Slot, most: u32) -> bool {
-        let sequence = &mut self.sequences[slot];
+    /// A table with whole blocks that the device has of a waiting sequence, up to a position.
+    pub(super) fn attach_whole(&self, cache: &mut KvCache, slot: Slot, most: u32) -> Option<BlockTable> {
+        let sequence = &self.sequences[slot];
         let (hashes, copies) = (sequence.hashes.clone(), &mut Vec::new());
         let table = cache.attach(hashes, &sequence.tokens, most, copies);
         if !copies.is_empty() {
             // They would have to run in a step.
             cache.release(table, &sequence.tokens);
-            return false;
+            return None;
         }
-        self.start(cache, slot, table, Fresh::Ran);
-        true
+        Some(table)
     }
 
     /// A tier ended a load, and what that took.
@@ -261,22 +315,36 @@ impl Scheduler {
     /// A transfer ended: what arrived, if it was verified, need not be computed. Of a table that is gone its blocks are free.
     pub fn end_load(&mut self, cache: &mut KvCache, ticket: Ticket, verified: bool, now: Micros) {
         self.now = now;
-        let owner = self.loads.remove(&ticket).filter(|(id, slot)| self.sequences.lives(*id, *slot));
-        let has = |slot: &Slot| self.sequences[*slot].running().is_some_and(|it| it.table.has_ticket(ticket));
+        let load = self.loads.remove(&ticket);
+        self.prefetches.bytes -= load.map_or(0, |load| load.prefetch_bytes);
+        let owner = load.map(|load| load.owner).filter(|(id, slot)| self.sequences.lives(*id, *slot));
+        let has = |slot: &Slot| self.sequences[*slot].table().is_some_and(|table| table.has_ticket(ticket));
         let Some(slot) = owner.map(|(_, slot)| slot).filter(has) else {
             cache.end_load(ticket, None, &[], verified).expect("without a table nothing is committed");
             return;
         };
-        let sequence = &mut self.sequences[slot];
-        let State::Running(running) = &mut sequence.state else { return };
-        let before = running.table.computed();
-        if let Err(refused) = cache.end_load(ticket, Some(&mut running.table), &sequence.tokens, verified) {
+        let others = self.tickets(slot);
+        let Sequence { state, tokens, request, .. } = &mut self.sequences[slot];
+        let table = match state {
+            State::Running(running) => &mut running.table,
+            State::Waiting(Waiting { prefetch: Some(prefetch), .. }) => &mut prefetch.table,
+            State::Waiting(_) => return,
+        };
+        let before = table.computed();
+        if let Err(refused) = cache.end_load(ticket, Some(table), tokens, verified) {
             return self.end_with_error(cache, slot, refused.to_string().into());
         }
-        let computed = running.table.computed();
-        running.scheduled = running.scheduled.max(computed);
+        let computed = table.computed();
         self.counters.loaded_tokens += u64::from(computed - before);
-        cache.retain(&running.table, before, &sequence.request.retention);
+        cache.retain(table, before, &request.retention);
+        if !verified {
+            self.cancel(cache, slot, others);
+        }
+        let sequence = &mut self.sequences[slot];
+        let State::Running(running) = &mut sequence.state else {
+            return self.prefetched(cache, slot, computed - before, verified);
+        };
+        running.scheduled = running.scheduled.max(computed);
         let hashes = (&sequence.hashes, sequence.declared);
         let blocks = running.table.published_blocks();
         self.shared_prefixes.published(slot, hashes, &mut running.announced, blocks);
@@ -291,9 +359,48 @@ impl Scheduler {
 
     /// It waits in vain for what transfers write: it is computed here.
     pub(super) fn drop_loads(&mut self, cache: &mut KvCache, slot: Slot) {
-        if let Some(running) = self.sequences[slot].running_mut() {
-            cache.drop_transfers(&mut running.table);
+        let tickets = self.tickets(slot);
+        if let Some(table) = self.sequences[slot].table_mut() {
+            cache.drop_transfers(table);
             self.update_reservation(cache, slot);
+            self.cancel(cache, slot, tickets);
+        }
+    }
+
+    /// What transfers write of a sequence.
+    pub(super) fn tickets(&self, slot: Slot) -> Tickets {
+        self.sequences[slot].table().into_iter().flat_map(|table| table.tickets()).collect()
+    }
+
+    /// Nobody waits for those of these loads any more that are not in the table of `slot`: what is not begun ends.
+    pub(super) fn cancel(&mut self, cache: &mut KvCache, slot: Slot, tickets: Tickets) {
+        let stays = |ticket: &Ticket| {
+            let table = self.sequences[slot].table();
+            table.is_some_and(|table| table.has_ticket(*ticket))
+        };
+        let gone: Tickets = tickets.into_iter().filter(|ticket| !stays(ticket)).collect();
+        for ticket in gone {
+            let Some(load) = self.loads.get(&ticket).copied() else { continue };
+            let Some(tier) = load.tier else { continue };
+            let Some(at) = self.transfers.loads.iter().position(|(_, order)| order.ticket == ticket) else {
+                self.transfers.changes.push(TransferOrder::Cancel { tier, ticket });
+                continue;
+            };
+            self.transfers.loads.remove(at);
+            self.loads.remove(&ticket);
+            self.prefetches.bytes -= load.prefetch_bytes;
+            cache.end_load(ticket, None, &[], false).expect("without a table nothing is committed");
+        }
+    }
+
+    /// The loads of a sequence go behind no others any more.
+    pub(super) fn promote(&mut self, slot: Slot) {
+        for ticket in self.tickets(slot) {
+            let Some(tier) = self.loads.get(&ticket).and_then(|load| load.tier) else { continue };
+            match self.transfers.loads.iter_mut().find(|(_, order)| order.ticket == ticket) {
+                Some((_, order)) => order.prefetch = false,
+                None => self.transfers.changes.push(TransferOrder::Promote { tier, ticket }),
+            }
         }
     }
 

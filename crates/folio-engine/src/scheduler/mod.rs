@@ -18,6 +18,7 @@
 //! | `preemption` | who loses its blocks |
 //! | `suspend` | who waits for something outside the steps |
 //! | `loads` | blocks that are filled from outside the steps, or read there |
+//! | `prefetch` | whose loads begin while they wait in the queue |
 //! | `swap`, `costs` | what of a preempted sequence is swapped to a tier, because computing it again would cost more |
 //! | `row_times` | what a step takes over its rows |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
@@ -67,6 +68,7 @@ mod fair;
 mod figures;
 mod loads;
 mod preemption;
+mod prefetch;
 mod queue;
 mod requests;
 mod room;
@@ -92,7 +94,8 @@ use admission::Headroom;
 use budget::Step;
 use build::Ring;
 use costs::Costs;
-use loads::Transfers;
+use loads::{OpenTransfer, Transfers};
+use prefetch::Prefetches;
 use queue::Queue;
 use requests::RequestState;
 use room::Reservations;
@@ -114,9 +117,10 @@ pub struct Scheduler {
     suspended: BTreeSet<(Micros, SequenceId, Slot)>,
     cancelled: Vec<CancelRequest>,
     shared_prefixes: SharedPrefixes,
-    /// Whose table each transfer from outside was begun for.
-    loads: FxHashMap<Ticket, (SequenceId, Slot)>,
+    /// Transfers from outside that have not reported.
+    loads: FxHashMap<Ticket, OpenTransfer>,
     transfers: Transfers,
+    prefetches: Prefetches,
     reservations: Reservations,
     /// Victims that wait for their last commit.
     preempting: u32,
@@ -158,6 +162,7 @@ impl Scheduler {
             shared_prefixes: SharedPrefixes::default(),
             loads: FxHashMap::default(),
             transfers: Transfers::default(),
+            prefetches: Prefetches::default(),
             reservations: Reservations::default(),
             preempting: 0,
             headroom: Headroom::new(),
@@ -238,6 +243,7 @@ impl Scheduler {
     ///
     /// 1. Every running sequence that lacks one token gets it: decodes never wait for prompts.
     /// 2. The rest of the budget goes to prompts (see `budget`), those of waiting sequences included (see `admission`).
+    /// 3. Of those who wait on, some are loaded meanwhile (see `prefetch`).
     pub fn plan(&mut self, cache: &mut KvCache, now: Micros) -> &StepPlan {
         debug_assert!(self.has_room(), "no more steps may be under way");
         self.now = now;
@@ -248,6 +254,7 @@ impl Scheduler {
         self.reap(cache);
         let decodes = self.grant_decodes(cache);
         self.grant_prompts(cache, decodes);
+        self.prefetch(cache);
         self.build();
         self.rest();
         &self.step.plan

@@ -58,6 +58,7 @@ impl Scheduler {
             let lacking = match self.fits(cache, sequence.owner(), needed, own) {
                 Verdict::Fits if self.grow(cache, slot, positions) => return Allocation::Made,
                 Verdict::Fits => return Allocation::Refused,
+                Verdict::Lacks(_) if self.abort_prefetches(cache) => continue,
                 Verdict::Lacks(_) if own.is_none() => return Allocation::Later,
                 Verdict::Lacks(lacking) => lacking.blocks.saturating_sub(self.coming(cache)),
             };
@@ -195,10 +196,12 @@ impl Scheduler {
 
     /// Releases what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
     pub(super) fn release(&mut self, cache: &mut KvCache, slot: Slot) {
-        let sequence = &mut self.sequences[slot];
-        if !sequence.is_running() {
+        if !self.sequences[slot].is_running() {
             return;
         }
+        let tickets = self.tickets(slot);
+        self.prefetches.look = true;
+        let sequence = &mut self.sequences[slot];
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
         let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return };
         let Running {
@@ -228,5 +231,6 @@ impl Scheduler {
         let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
         entry.into_iter().for_each(|entry| entry.samples.clear());
         self.step.forget(slot);
+        self.cancel(cache, slot, tickets);
     }
 }

@@ -73,6 +73,7 @@ impl Scheduler {
             seed: request.sampling.seed,
         };
         let id = request.id;
+        self.prefetches.look = true;
         let mut sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
         if self.drafter.is_none() {
             sequence.model_drafts = 0;
@@ -198,6 +199,8 @@ impl Scheduler {
     pub(super) fn free_sequence(&mut self, cache: &mut KvCache, slot: Slot) {
         self.forget_suspension(slot);
         self.store(cache, slot, u32::MAX);
+        self.abort_prefetch(cache, slot);
+        self.prefetches.look = true;
         self.release(cache, slot);
         let Some(sequence) = self.sequences.remove(slot) else { return };
         if let Some(waiting) = sequence.waiting() {

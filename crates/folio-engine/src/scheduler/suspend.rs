@@ -123,7 +123,7 @@ impl Scheduler {
             WaitingFor::Adapter => format!("the weights of its adapter were not loaded within {s} s"),
             reason => {
                 // Computed here.
-                if reason == WaitingFor::TierLoad {
+                if reason == WaitingFor::TierLoad && self.sequences[slot].is_running() {
                     self.drop_loads(cache, slot);
                 }
                 return self.resume_sequence(slot);

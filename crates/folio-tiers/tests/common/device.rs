@@ -113,7 +113,7 @@ pub fn tokens(index: u32) -> [u32; BLOCK_TOKENS as usize] {
 }
 
 pub fn load_order(hashes: &BlockHashes, contents: Vec<Content>) -> LoadOrder {
-    LoadOrder { tier: TierId(0), ticket: Ticket(1), root: *hashes.root(), contents }
+    LoadOrder { tier: TierId(0), ticket: Ticket(1), root: *hashes.root(), contents, prefetch: false }
 }
 
 /// How many of these blocks hold what they should; the others must be as they were.

@@ -36,6 +36,10 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_HOST_KV_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
     pub host_kv_memory: Option<u64>,
 
+    /// Requests at the head of the queue whose KV is loaded from host memory, disk or server while they wait; 0: loads begin when their turn comes
+    #[arg(long, env = "FOLIO_KV_PREFETCH_REQUESTS", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub kv_prefetch_requests: u32,
+
     /// What `--host-kv-memory` took the place of: refused by name
     #[arg(long, env = "FOLIO_SWAP_SPACE", hide = true, value_parser = refuse_swap_space)]
     pub swap_space: Option<u64>,

@@ -309,7 +309,8 @@ impl Driver for Device<'_> {
     }
 
     fn order(&mut self, order: TransferOrder) -> bool {
-        self.ordered += 1;
+        // Each of these ends with a report.
+        self.ordered += usize::from(matches!(order, TransferOrder::Load(_) | TransferOrder::Store(_)));
         match order {
             TransferOrder::Load(load) => {
                 self.loaded_from.push(load.tier.0);
@@ -319,6 +320,8 @@ impl Driver for Device<'_> {
                 let stores = self.tiers[usize::from(store.tier.0)].store(store);
                 assert!(stores, "little is to do");
             }
+            TransferOrder::Promote { tier, ticket } => self.tiers[usize::from(tier.0)].promote(ticket),
+            TransferOrder::Cancel { tier, ticket } => self.tiers[usize::from(tier.0)].cancel(ticket),
         }
         true
     }
@@ -779,6 +782,9 @@ impl World {
                     Report::Loaded { ticket, verified, .. } => {
                         run.loads.push(verified);
                         scheduler.end_load(&mut self.cache, ticket, verified, Micros(device.now));
+                    }
+                    Report::Cancelled { ticket } => {
+                        scheduler.end_load(&mut self.cache, ticket, false, Micros(device.now));
                     }
                     Report::Read { lease, kept } => {
                         let now = Micros(device.now);

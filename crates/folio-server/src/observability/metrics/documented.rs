@@ -138,6 +138,8 @@ pub(super) const ENGINE: &[Documented] = &[
     counter("vllm:external_prefix_cache_queries_total", "Prompt tokens that were not in the prefix cache on the device"),
     counter("vllm:external_prefix_cache_hits_total", "Of those, tokens that were loaded from a tier instead of computed"),
     counter("folio:tier_loads_total", "Loads that a tier ended: loaded, or failed and computed instead").by("tier, outcome"),
+    counter("folio:prefetches_total", "Loads from tiers that began while their request waited in the queue: completed before it was admitted, under way then (admitted), or aborted: it ended, somebody lacked blocks, it was late or did not arrive").by("outcome"),
+    counter("folio:prefetched_tokens_total", "Of vllm:external_prefix_cache_hits_total, tokens that arrived before their request was admitted"),
     gauge("folio:tier_up", "1 while a tier stores what it is given, 0 when it was turned off by an error, or while its server does not answer").by("tier"),
     gauge("folio:tier_bytes", "Bytes that a tier takes (used), and may take (limit); of servers they are not known").by("tier, state"),
     gauge("folio:tier_blocks", "Blocks that can be found in a tier; of a server, values that are known to be there").by("tier"),

@@ -96,6 +96,16 @@ impl Collector for EngineCollector {
                     };
                     Samples::Counters(tiers.iter().zip(loads).flat_map(of).collect())
                 }
+                "folio:prefetches_total" => {
+                    let counts = stats.counters.prefetches;
+                    let outcomes = [
+                        ("completed", counts.completed),
+                        ("admitted", counts.admitted),
+                        ("aborted", counts.aborted),
+                    ];
+                    labelled("outcome", &outcomes)
+                }
+                "folio:prefetched_tokens_total" => Samples::Counter(stats.counters.prefetches.tokens),
                 name if name.starts_with("folio:tier_") => tier_samples(name, &tiers),
                 name if name.starts_with("folio:kv_events_") => kv_events::samples(name, events.as_ref()),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
