@@ -1,7 +1,5 @@
 //! Loads that begin while their request waits in the queue: for whom, how many, and when they end.
 
-#![expect(clippy::single_range_in_vec_init, reason = "what a tier has is a list of ranges, here of one")]
-
 use std::ops::Range;
 
 use folio_engine::plan::{Sampled, StepOutput};

@@ -52,6 +52,14 @@ impl Forward {
         now
     }
 
+    /// A time that has passed elsewhere.
+    pub fn pass(&self, time_s: u64) {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if time_s > latest.0 {
+            *latest = (time_s, Instant::now());
+        }
+    }
+
     /// Behind what is stored now and wanted for so long. What never expires has no time, and what ends beyond 2106 neither.
     pub fn expires_s(&self, ttl: Option<Duration>) -> Option<u32> {
         // A part of a second is one.

@@ -32,6 +32,10 @@ pub trait Folder: Send + Sync {
     /// A new file of that length, with room for it on disk where the file system can set it aside.
     fn create(&self, name: &str, bytes: u64) -> io::Result<Box<dyn File>>;
     fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes a file of the same file system one of these.
+    fn adopt(&self, _from: &Path, _name: &str) -> io::Result<()> {
+        Err(ErrorKind::Unsupported.into())
+    }
     /// Whether the page cache is passed by.
     fn is_direct(&self) -> bool;
 }
@@ -146,12 +150,7 @@ impl Directory {
     /// `None`: another process has it.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let lock = options().create(true).open(path.join("lock"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => return Ok(None),
-            Err(fs::TryLockError::Error(error)) => return Err(error),
-        }
+        let Some(lock) = lock_directory(path)? else { return Ok(None) };
         let mut directory = Self { path: path.to_owned(), direct: true, _lock: lock };
         directory.direct = directory.probe();
         Ok(Some(directory))
@@ -180,6 +179,46 @@ impl Directory {
     }
 }
 
+/// The lock of a directory that is there, held while the file is open. `None`: another process has it.
+pub(crate) fn lock_directory(path: &Path) -> io::Result<Option<fs::File>> {
+    let lock = options().create(true).truncate(false).open(path.join("lock"))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(Some(lock)),
+        Err(fs::TryLockError::WouldBlock) => Ok(None),
+        Err(fs::TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// A file of a directory that is another's. `direct`: past the page cache.
+pub(crate) fn open_to_read(path: &Path, direct: bool) -> io::Result<Box<dyn File>> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true);
+    if direct {
+        options.custom_flags(OFlags::DIRECT.bits() as i32);
+    }
+    Ok(Box::new(options.open(path)?))
+}
+
+/// The files of a directory.
+pub(crate) fn list(path: &Path) -> io::Result<Vec<Listed>> {
+    let now = SystemTime::now();
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // It may have gone meanwhile.
+        let about = match entry.metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            about => about?,
+        };
+        if about.is_file() {
+            let age = now.duration_since(about.modified()?).unwrap_or_default();
+            files.push(Listed { name, bytes: about.len(), age });
+        }
+    }
+    Ok(files)
+}
+
 fn options() -> fs::OpenOptions {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).mode(0o600);
@@ -188,18 +227,7 @@ fn options() -> fs::OpenOptions {
 
 impl Folder for Directory {
     fn list(&self) -> io::Result<Vec<Listed>> {
-        let now = SystemTime::now();
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let about = entry.metadata()?;
-            if about.is_file() {
-                let age = now.duration_since(about.modified()?).unwrap_or_default();
-                files.push(Listed { name, bytes: about.len(), age });
-            }
-        }
-        Ok(files)
+        list(&self.path)
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
@@ -220,6 +248,10 @@ impl Folder for Directory {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         fs::remove_file(self.path.join(name))
+    }
+
+    fn adopt(&self, from: &Path, name: &str) -> io::Result<()> {
+        fs::rename(from, self.path.join(name))
     }
 
     fn is_direct(&self) -> bool {

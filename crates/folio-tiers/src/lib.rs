@@ -17,6 +17,7 @@ mod record;
 pub mod remote;
 mod seal;
 mod segment;
+mod shared;
 mod store;
 mod tier;
 mod types;
@@ -29,5 +30,5 @@ pub use store::DiskStore;
 pub use tier::{Carried, Device, Store, StoreTier};
 pub use types::{
     About, BlockKey, Class, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Secret,
-    Stored,
+    Sharing, Stored,
 };

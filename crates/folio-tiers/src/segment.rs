@@ -169,6 +169,17 @@ pub fn read(file: &dyn File, whole: bool) -> io::Result<Found> {
     })
 }
 
+/// What a segment lists that was ended; `None`: it was not, its list cannot be believed, or it is of another version.
+pub fn read_ended(file: &dyn File) -> io::Result<Option<Contents>> {
+    let mut page = Pages::new(PAGE);
+    let first = read_full(file, &mut page, 0)?;
+    if !is_first_page(&page[..first]) || word(&page, 8) != u32::from(VERSION) {
+        return Ok(None);
+    }
+    let class = class(&page[..first]);
+    Ok(read_footer(file, file.bytes()?)?.map(|contents| Contents { class, ..contents }))
+}
+
 fn read_footer(file: &dyn File, bytes: u64) -> io::Result<Option<Contents>> {
     let pages = bytes / PAGE as u64;
     if bytes == 0 || !bytes.is_multiple_of(PAGE as u64) || u32::try_from(pages).is_err() {

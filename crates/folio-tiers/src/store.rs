@@ -29,6 +29,7 @@ use crate::io::{Buffers, Directory, File, Folder, PAGE, Pages, read_full};
 use crate::record::{self, Parsed};
 use crate::seal::{NONCE, OwnerKey};
 use crate::segment::{self, Entry};
+use crate::shared::{Peers, is_gone};
 use crate::types::{
     About, BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored,
 };
@@ -73,6 +74,8 @@ pub struct DiskStore {
     pub(crate) config: DiskConfig,
     pub(crate) folder: Arc<dyn Folder>,
     pub(crate) index: Index,
+    /// The others whose folder it is, too.
+    pub(crate) peers: Option<Peers>,
     pub(crate) segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
     pub(crate) writer: Mutex<Writer>,
     /// That all files count for.
@@ -100,6 +103,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl DiskStore {
     /// Makes the directory where there is none. What it holds is read by a thread of its own; until then it is not found.
     pub fn open(config: DiskConfig) -> Result<Arc<Self>, OpenError> {
+        if let Some(sharing) = config.shared {
+            let (directory, peers) = Peers::open(&config, sharing)?;
+            let config = DiskConfig { dir: peers.dir(), ..config };
+            let store = Self::open_with(config, Arc::new(directory), Some(peers))?;
+            let watched = Arc::downgrade(&store);
+            std::thread::Builder::new()
+                .name("folio-kv-peers".into())
+                .spawn(move || Self::watch(&watched, sharing.refresh))
+                .map_err(|error| OpenError::Io { dir: store.config.dir.clone(), error })?;
+            return Ok(store);
+        }
         let dir = &config.dir;
         let directory = match Directory::open(dir) {
             Ok(Some(directory)) => directory,
@@ -111,6 +125,14 @@ impl DiskStore {
 
     /// In somebody else's files: tests let them fail.
     pub fn open_in(config: DiskConfig, folder: Arc<dyn Folder>) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(config, folder, None)
+    }
+
+    fn open_with(
+        config: DiskConfig,
+        folder: Arc<dyn Folder>,
+        peers: Option<Peers>,
+    ) -> Result<Arc<Self>, OpenError> {
         let (bytes, segment_bytes) = (config.bytes, config.segment_bytes);
         if !segment_bytes.is_multiple_of(PAGE as u64)
             || !(4 * PAGE as u64..=1 << 31).contains(&segment_bytes)
@@ -122,6 +144,7 @@ impl DiskStore {
         let held = segments.iter().map(|segment| segment.bytes.load(Relaxed)).sum::<u64>();
         let store = Arc::new(Self {
             index: Index::new(),
+            peers,
             segments: RwLock::new(segments.iter().map(|segment| (segment.number, segment.clone())).collect()),
             clock: AtomicU64::new(u64::from(writer.next) + 1),
             writer: Mutex::new(writer),
@@ -166,6 +189,7 @@ impl DiskStore {
         }
         if let Some(store) = store.upgrade() {
             store.shrink();
+            store.refresh();
         }
     }
 
@@ -210,7 +234,8 @@ impl DiskStore {
 
     /// Whether a block can be found. Memory only.
     pub fn contains(&self, key: &BlockKey) -> bool {
-        self.index.find(key.into()).is_some()
+        let of_peers = |peers: &Peers| peers.index.find(key.into()).is_some();
+        self.index.find(key.into()).is_some() || self.peers.as_ref().is_some_and(of_peers)
     }
 
     /// How many of these can be found before the first that cannot.
@@ -231,7 +256,7 @@ impl DiskStore {
             Some(place) => self.read_record(place, key, data_key, into).inspect_err(|_| {
                 self.index.remove(fingerprint, |now| now == place);
             }),
-            None => Err(Miss::Absent),
+            None => self.read_of_peers(fingerprint, key, data_key, into),
         };
         match found {
             Ok(()) => self.counters.hits.fetch_add(1, Relaxed),
@@ -250,16 +275,49 @@ impl DiskStore {
         let segment = self.segment(place.segment).ok_or(Miss::Absent)?;
         self.touch(&segment);
         let file = self.folder.open(&segment::name(segment.number)).map_err(|_| Miss::Io)?;
+        self.read_page(&*file, place.page, key, data_key, into).map_err(|_| Miss::Io)?
+    }
+
+    /// The record that begins at a page.
+    fn read_page(
+        &self,
+        file: &dyn File,
+        page: u32,
+        key: &BlockKey,
+        data_key: &DataKey,
+        into: &mut [u8],
+    ) -> std::io::Result<Result<(), Miss>> {
         let mut record = self.buffers.take(record::pages(into.len()) * PAGE);
-        let read = read_full(&*file, &mut record, u64::from(place.page) * PAGE as u64);
-        let found = match read {
-            Ok(read) => {
-                record::read(&record[..read], key, &self.config.layout_digest, data_key, &self.wall, into)
+        let read = read_full(file, &mut record, u64::from(page) * PAGE as u64);
+        let found = read.map(|read| {
+            record::read(&record[..read], key, &self.config.layout_digest, data_key, &self.wall, into)
+        });
+        self.buffers.give_back(record);
+        found
+    }
+
+    /// Of another engine's segment. What is gone is absent.
+    fn read_of_peers(
+        &self,
+        fingerprint: Fingerprint,
+        key: &BlockKey,
+        data_key: &DataKey,
+        into: &mut [u8],
+    ) -> Result<(), Miss> {
+        let peers = self.peers.as_ref().ok_or(Miss::Absent)?;
+        let (place, segment) = peers.find(fingerprint).ok_or(Miss::Absent)?;
+        let file = self.peer_file(&segment);
+        let found = match file.and_then(|file| self.read_page(&*file, place.page, key, data_key, into)) {
+            Ok(found) => found,
+            Err(error) if is_gone(&error) => {
+                peers.forget(place.segment);
+                Err(Miss::Absent)
             }
             Err(_) => Err(Miss::Io),
         };
-        self.buffers.give_back(record);
-        found
+        found.inspect_err(|_| {
+            peers.index.remove(fingerprint, |now| now == place);
+        })
     }
 
     fn segment(&self, number: u32) -> Option<Arc<Segment>> {
@@ -324,6 +382,9 @@ impl DiskStore {
             }
             return Ok(Stored::There);
         }
+        if self.contains(&entry.key) {
+            return Ok(Stored::There);
+        }
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         self.write_block(entry, about, fill)?;
         Ok(Stored::New)
@@ -365,6 +426,7 @@ impl DiskStore {
         let _ = self.off.set("closed".into());
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.end_segments(&mut lock(&self.writer));
+        self.peers.iter().for_each(Peers::release);
     }
 
     pub(crate) fn is_off(&self) -> bool {
@@ -389,7 +451,7 @@ impl DiskStore {
                 None if !self.is_indexed() => DiskState::Opening,
                 None => DiskState::On,
             },
-            blocks: self.index.len() as u64,
+            blocks: self.index.len() as u64 + self.peer_blocks(),
             bytes: load(&self.used),
             payload_bytes,
             segments,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use folio_kv::{BlockHash, DEFAULT_PRIORITY, OPERATOR_PRIORITY, TenantId};
 use zeroize::Zeroize;
@@ -100,13 +101,39 @@ pub struct DiskConfig {
     pub write_bytes_per_day: Option<u64>,
     /// By which content expires.
     pub clock: WallClock,
+    /// The directory is shared with other engines, each of which has one of its own in it.
+    pub shared: Option<Sharing>,
+}
+
+/// How a folder is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// Between two looks at the others' directories.
+    pub refresh: Duration,
+    /// An engine that said nothing for so long has ended.
+    pub lease: Duration,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Self { refresh: Duration::from_secs(2), lease: Duration::from_secs(30) }
+    }
 }
 
 impl DiskConfig {
     pub fn new(dir: impl Into<PathBuf>, bytes: u64, layout_digest: [u8; 32]) -> Self {
         let segment_bytes = (bytes / 16).min(64 << 20) / 4096 * 4096;
         let (dir, clock) = (dir.into(), WallClock::default());
-        Self { dir, bytes, segment_bytes, seal: true, layout_digest, write_bytes_per_day: None, clock }
+        Self {
+            dir,
+            bytes,
+            segment_bytes,
+            seal: true,
+            layout_digest,
+            write_bytes_per_day: None,
+            clock,
+            shared: None,
+        }
     }
 }
 

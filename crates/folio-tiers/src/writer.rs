@@ -5,13 +5,14 @@
 //! Content of each class has segments of its own, since whole segments go: of the lowest class first. Where there are few segments, all is of one class.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use folio_engine::{Medium, TierEvent};
 
 use crate::index::{Fingerprint, Place};
-use crate::io::{File, Folder, PAGE, Pages, read_full, write_full};
+use crate::io::{File, Folder, Listed, PAGE, Pages, read_full, write_full};
 use crate::record::{self, VERSION};
 use crate::segment::{self, Contents, Entry, Found};
 use crate::store::{DiskStore, Segment, lock};
@@ -116,6 +117,13 @@ fn about_page(next: u32, now_s: u64) -> Pages {
     let crc = crc32c::crc32c(&page[..28]);
     page[28..32].copy_from_slice(&crc.to_le_bytes());
     page
+}
+
+/// A time that has passed, of a directory's file; 0: there is none.
+pub(crate) fn time_of(file: &dyn File) -> u64 {
+    let mut page = Pages::new(PAGE);
+    let read = read_full(file, &mut page, 0).is_ok();
+    about(&page).filter(|(version, ..)| read && *version == u32::from(VERSION)).map_or(0, |(.., time)| time)
 }
 
 impl Writer {
@@ -367,6 +375,36 @@ impl DiskStore {
                 Ok(())
             }
         }
+    }
+
+    /// Makes a file of another directory one of this one's, the first to go, and what it holds known. `false`: there is no room.
+    pub(crate) fn adopt_segment(&self, from: &Path, file: &Listed) -> std::io::Result<bool> {
+        let charge = file.bytes.next_multiple_of(PAGE as u64) + PAGE as u64;
+        let mut writer = lock(&self.writer);
+        let number = writer.next;
+        if self.used.load(Relaxed) + charge > self.config.bytes || number == u32::MAX {
+            return Ok(false);
+        }
+        writer.next = number + 1;
+        let moved = self.write_about(number + 1);
+        moved.inspect_err(|error| self.turn_off(error))?;
+        self.folder.adopt(from, &segment::name(number))?;
+        writer.wear.before(file.age, file.bytes);
+        self.used.fetch_add(charge, Relaxed);
+        let segment = Arc::new(Segment {
+            number,
+            bytes: AtomicU64::new(charge),
+            payload: AtomicU64::new(0),
+            used_at: AtomicU64::new(1),
+            fingerprints: OnceLock::new(),
+            is_foreign: AtomicBool::new(false),
+            class: AtomicU8::new(Class::default() as u8),
+        });
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.insert(number, segment.clone());
+        drop((segments, writer));
+        self.read_segment(&segment, &mut 0);
+        Ok(true)
     }
 
     /// To what the directory may be: it may have been given more before.

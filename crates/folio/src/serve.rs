@@ -156,9 +156,13 @@ pub(crate) fn settings(args: &ServeArgs) -> Result<ServerConfig> {
     };
     let disk_kv = args.engine.disk_kv.disk_kv.as_ref();
     let keyring = args.keyring.clone().or_else(|| Some(disk_kv?.join("keyring")));
-    if args.engine.remote_kv.remote_kv.is_some() && keyring.is_none() {
+    let sharing = [
+        ("--remote-kv", args.engine.remote_kv.remote_kv.is_some()),
+        ("--disk-kv-shared", args.engine.disk_kv.disk_kv_shared.is_some()),
+    ];
+    if let Some((option, _)) = sharing.iter().find(|(_, is_given)| *is_given && keyring.is_none()) {
         bail!(
-            "--remote-kv needs --keyring FILE: engines that share a server share the secrets that its content is sealed with"
+            "{option} needs --keyring FILE: servers that share KV share the secrets that it is sealed with"
         );
     }
     Ok(ServerConfig {

@@ -268,23 +268,28 @@ pub struct PackedCacheArgs {
 pub struct DiskKvArgs {
     /// Folder in which KV of requests that ended is kept, so that it need not be computed again, also after a restart; one server a
     /// folder [default: none is kept]
-    #[arg(long, env = "FOLIO_DISK_KV", value_name = "DIR")]
+    #[arg(long, env = "FOLIO_DISK_KV", value_name = "DIR", group = "disk_kv_dir")]
     pub disk_kv: Option<PathBuf>,
 
-    /// Disk space for it; what was not used for longest goes
-    #[arg(long, env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", requires = "disk_kv", default_value = "32GiB", value_parser = parse_bytes)]
+    /// The same in a folder that several servers with one keyring share, also of a shared file system: each writes in a directory of its own
+    /// in it, and reads what the others have stored; needs --keyring
+    #[arg(long, env = "FOLIO_DISK_KV_SHARED", value_name = "DIR", group = "disk_kv_dir")]
+    pub disk_kv_shared: Option<PathBuf>,
+
+    /// Disk space for it, for each server; what was not used for longest goes
+    #[arg(long, env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", requires = "disk_kv_dir", default_value = "32GiB", value_parser = parse_bytes)]
     pub disk_kv_size: u64,
 
     /// Most bytes written to it in 24 hours, for a disk that wears [default: no limit]
-    #[arg(long, env = "FOLIO_DISK_KV_WRITES_PER_DAY", value_name = "SIZE", requires = "disk_kv", value_parser = parse_bytes)]
+    #[arg(long, env = "FOLIO_DISK_KV_WRITES_PER_DAY", value_name = "SIZE", requires = "disk_kv_dir", value_parser = parse_bytes)]
     pub disk_kv_writes_per_day: Option<u64>,
 
     /// Authenticate what is kept there, and do not encrypt it: for a disk that is encrypted itself
-    #[arg(long, env = "FOLIO_DISK_KV_UNENCRYPTED", requires = "disk_kv")]
+    #[arg(long, env = "FOLIO_DISK_KV_UNENCRYPTED", requires = "disk_kv_dir")]
     pub disk_kv_unencrypted: bool,
 
     /// Threads that carry blocks to the disk and back
-    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", requires = "disk_kv", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", requires = "disk_kv_dir", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub disk_kv_threads: u16,
 }
 

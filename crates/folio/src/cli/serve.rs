@@ -63,7 +63,7 @@ pub struct ServeArgs {
     pub keys: Option<PathBuf>,
 
     /// File of the secret that keeps what is cached outside the process apart by tenant, and readable after a restart; made if there is
-    /// none. Engines that share a server (--remote-kv) share it [default: `keyring` in the folder of --disk-kv]
+    /// none. Servers that share KV (--remote-kv, --disk-kv-shared) share it [default: `keyring` in the folder of --disk-kv]
     #[arg(long, env = "FOLIO_KEYRING", value_name = "FILE")]
     pub keyring: Option<PathBuf>,
 

@@ -165,8 +165,10 @@ impl StartReport {
     }
 
     /// Where KV goes that the device cannot keep.
-    pub(super) fn describe_disk_kv(&mut self, dir: &Path, bytes: u64) {
-        let text = format!("KV of requests that ended, up to {}, in {}", units::bytes(bytes), dir.display());
+    pub(super) fn describe_disk_kv(&mut self, dir: &Path, bytes: u64, is_shared: bool) {
+        let others = if is_shared { ", and what other servers have there" } else { "" };
+        let (most, dir) = (units::bytes(bytes), dir.display());
+        let text = format!("KV of requests that ended, up to {most}, in {dir}{others}");
         let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));
         self.lines.insert(at.map_or(self.lines.len(), |at| at + 1), ("disk", text));
     }

@@ -9,7 +9,7 @@ use folio_model::backend::BlockMemory;
 use folio_tiers::remote::s3::{S3, S3Config};
 use folio_tiers::remote::valkey::{Valkey, ValkeyConfig};
 use folio_tiers::remote::{Objects, RemoteStore, greet};
-use folio_tiers::{DiskConfig, DiskStore, HostStore, Secret, Store, StoreTier, WallClock};
+use folio_tiers::{DiskConfig, DiskStore, HostStore, Secret, Sharing, Store, StoreTier, WallClock};
 
 use crate::cli::{DiskKvArgs, EngineArgs, RemoteKvArgs};
 use crate::device::Device;
@@ -30,6 +30,7 @@ pub fn open(
     let wanted = [
         args.host_kv_memory.filter(|bytes| *bytes > 0).map(|_| "--host-kv-memory"),
         disk_kv.disk_kv.as_ref().map(|_| "--disk-kv"),
+        disk_kv.disk_kv_shared.as_ref().map(|_| "--disk-kv-shared"),
         remote_kv.remote_kv.as_ref().map(|_| "--remote-kv"),
     ];
     let mut tiers: Vec<Arc<dyn Tier>> = Vec::new();
@@ -43,7 +44,7 @@ pub fn open(
         let blocks = (memory, groups);
         let (store, threads) = match option {
             "--host-kv-memory" => host(args, &blocks, device.is_gpu(), report),
-            "--disk-kv" => disk(disk_kv, layout_digest, report),
+            "--disk-kv" | "--disk-kv-shared" => disk(disk_kv, layout_digest, report),
             _ => remote(remote_kv, &blocks, layout_digest, report),
         }
         .context(option)?;
@@ -79,14 +80,16 @@ fn disk(
     layout_digest: &[u8; 32],
     report: &mut StartReport,
 ) -> Result<(Arc<dyn Store>, u16)> {
-    let dir = args.disk_kv.as_ref().context("no folder")?;
+    let shared = args.disk_kv_shared.as_ref().map(|_| Sharing::default());
+    let dir = args.disk_kv.as_ref().or(args.disk_kv_shared.as_ref()).context("no folder")?;
     let config = DiskConfig {
+        shared,
         seal: !args.disk_kv_unencrypted,
         write_bytes_per_day: args.disk_kv_writes_per_day,
         ..DiskConfig::new(dir, args.disk_kv_size, *layout_digest)
     };
     let store = DiskStore::open(config)?;
-    report.describe_disk_kv(dir, args.disk_kv_size);
+    report.describe_disk_kv(dir, args.disk_kv_size, shared.is_some());
     Ok((store, args.disk_kv_threads))
 }
 
