@@ -4,10 +4,11 @@ mod common;
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::merged;
 use folio_api::conversation::Request;
-use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Times, Usage, Writer};
 use folio_api::hints::HintPolicy;
 use folio_api::openapi::tables::{self, Body};
 use folio_api::responses::History;
@@ -244,6 +245,7 @@ const USAGE: Usage = Usage {
     completion_tokens: 4,
     reasoning_tokens: Some(1),
     predicted: None,
+    times: Times { total: Duration::ZERO, prompt: Duration::ZERO, answer: Duration::ZERO },
 };
 
 /// One answer in two parts: a thought, text, and a call.

@@ -16,7 +16,7 @@ use folio_api::hints::{Api, HINTS};
 use folio_api::ollama::{self, Asked, Kind, LineWriter, Request};
 use folio_api::params::Generation;
 use folio_api::{ApiError, Context};
-use folio_text::{OutputEvent, Tokenizer};
+use folio_text::{OutputEvent, Syntax, Tokenizer};
 use serde_json::{Value, json};
 
 fn context() -> Context {
@@ -122,8 +122,10 @@ fn a_generation_is_a_text_or_a_conversation() {
     let expected = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "p"}]);
     assert_eq!(Value::from(said.messages), expected);
     assert_eq!(said.kwargs["enable_thinking"], false);
-    let raw =
-        generate(json!({"prompt": "p", "raw": true, "images": [], "suffix": "", "context": []})).unwrap();
+    let raw = generate(
+        json!({"prompt": "p", "raw": true, "images": [], "suffix": "", "template": "", "context": []}),
+    )
+    .unwrap();
     assert!(matches!(raw.asked, Asked::Text(text) if text == "p"));
     for nothing in [json!({}), json!({"prompt": "", "keep_alive": 0}), json!({"system": "s"})] {
         assert!(matches!(generate(nothing).unwrap().asked, Asked::Nothing));
@@ -287,7 +289,11 @@ fn a_format_is_a_schema() {
         [(json!("json"), Some(json!({"type": "object"}))), (schema.clone(), Some(schema)), (json!(""), None)]
     {
         let read = chat(json!({"messages": [{"role": "user", "content": "Hi"}], "format": format})).unwrap();
-        assert_eq!(read.generation.constraint.and_then(|constraint| constraint.schema()), held);
+        let schema = read.generation.constraint.map(|constraint| match constraint.syntax {
+            Syntax::Json { schema, .. } => schema,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(schema, held);
     }
 }
 

@@ -56,7 +56,7 @@ async fn a_chat_is_lines_unless_told_otherwise() {
         assert!(ns("total_duration") >= ns("prompt_eval_duration") + ns("eval_duration"), "{one}");
         assert!(ns("prompt_eval_duration") > 0);
     }
-    let asked = &engine.last().params;
+    let asked = &engine.last().sampling;
     assert_eq!((asked.max_tokens, asked.seed), (20, 3));
     let short = client.post("/api/chat", &whole(json!({"options": {"num_predict": 4}}))).await.json();
     assert_eq!((&short["message"]["content"], &short["done_reason"]), (&json!("Hell"), &json!("length")));

@@ -88,6 +88,12 @@ pub fn generate(body: &[u8], context: &Context) -> Result<Request, ApiError> {
     let prompt = fields.take::<String>("prompt")?.unwrap_or_default();
     let system = fields.take::<String>("system")?.filter(|system| !system.is_empty());
     let raw = fields.take("raw")?.unwrap_or(false);
+    for name in ["suffix", "template"] {
+        // Older SDKs send them for what is not used.
+        if matches!(fields.peek(name), Some(Json::String(text)) if text.is_empty()) {
+            fields.raw(name);
+        }
+    }
     let think = think(&mut fields, context)?;
     only(&mut fields, "truncate", &[false], "there are no turns that could be left out; use /api/chat")?;
     let notes = hints.close(fields, &GENERATE)?;
