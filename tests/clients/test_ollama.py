@@ -84,7 +84,7 @@ def test_nothing_asked_is_loading(sdk, name):
 def test_an_answer_of_a_schema(sdk, name):
     import pydantic
 
-    class Person(pydantic.BaseModel):
+    class Person(pydantic.BaseModel, extra="forbid"):
         name: str = pydantic.Field(max_length=12)
         age: int = pydantic.Field(ge=0, le=150)
 

@@ -43,7 +43,7 @@ fn generate(body: Value) -> Result<Request, ApiError> {
 
 fn conversation(request: Request) -> Conversation {
     match request.asked {
-        Asked::Conversation(conversation) => conversation,
+        Asked::Conversation(conversation) => *conversation,
         other => panic!("{other:?}"),
     }
 }

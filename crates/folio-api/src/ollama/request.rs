@@ -27,7 +27,7 @@ pub enum Asked {
     Nothing,
     /// A text as it is, which the model goes on with.
     Text(String),
-    Conversation(Conversation),
+    Conversation(Box<Conversation>),
 }
 
 /// A request for an answer.
@@ -74,7 +74,7 @@ pub fn chat(body: &[u8], context: &Context) -> Result<Request, ApiError> {
         false => {
             let mut conversation = conversation(messages, tools, think.kwargs);
             notes.left_out = std::mem::take(&mut conversation.tools.left_out);
-            Asked::Conversation(conversation)
+            Asked::Conversation(conversation.into())
         }
     };
     Ok(Request { generation, asked, truncates, include_reasoning: think.shown, notes })
@@ -113,7 +113,7 @@ pub fn generate(body: &[u8], context: &Context) -> Result<Request, ApiError> {
             generation.bounds.thinking = think.budget;
             let system = system.map(|text| json!({"role": "system", "content": text}));
             let messages = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
-            Asked::Conversation(conversation(messages, ToolUse::default(), think.kwargs))
+            Asked::Conversation(conversation(messages, ToolUse::default(), think.kwargs).into())
         }
     };
     Ok(Request { generation, asked, truncates: false, include_reasoning: think.shown, notes })
