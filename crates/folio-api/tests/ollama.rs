@@ -13,7 +13,8 @@ use folio_api::events::{
     Delta, EventSink, Finish, Finished, Framing, Scored, Times, TokenLogprobs, Usage, Writer,
 };
 use folio_api::hints::{Api, HINTS};
-use folio_api::ollama::{self, Asked, Kind, LineWriter, Request};
+use folio_api::ollama::{self, LineWriter, PromptSource, Request};
+use folio_api::openai::writer::Kind;
 use folio_api::params::Generation;
 use folio_api::{ApiError, Context};
 use folio_text::{OutputEvent, Syntax, Tokenizer};
@@ -42,8 +43,8 @@ fn generate(body: Value) -> Result<Request, ApiError> {
 }
 
 fn conversation(request: Request) -> Conversation {
-    match request.asked {
-        Asked::Conversation(conversation) => *conversation,
+    match request.prompt {
+        PromptSource::Conversation(conversation) => *conversation,
         other => panic!("{other:?}"),
     }
 }
@@ -126,15 +127,15 @@ fn a_generation_is_a_text_or_a_conversation() {
         json!({"prompt": "p", "raw": true, "images": [], "suffix": "", "template": "", "context": []}),
     )
     .unwrap();
-    assert!(matches!(raw.asked, Asked::Text(text) if text == "p"));
+    assert!(matches!(raw.prompt, PromptSource::Text(text) if text == "p"));
     for nothing in [json!({}), json!({"prompt": "", "keep_alive": 0}), json!({"system": "s"})] {
-        assert!(matches!(generate(nothing).unwrap().asked, Asked::Nothing));
+        assert!(matches!(generate(nothing).unwrap().prompt, PromptSource::Nothing));
     }
-    assert!(matches!(chat(json!({"messages": []})).unwrap().asked, Asked::Nothing));
+    assert!(matches!(chat(json!({"messages": []})).unwrap().prompt, PromptSource::Nothing));
     // A model without a template goes on with the text.
     let base = Context { capabilities: Default::default(), ..context() };
     let read = ollama::generate(br#"{"prompt": "p"}"#, &base).unwrap();
-    assert!(matches!(read.asked, Asked::Text(_)));
+    assert!(matches!(read.prompt, PromptSource::Text(_)));
 }
 
 #[test]
@@ -331,7 +332,11 @@ fn written(
     reason: &'static str,
 ) -> (Vec<Value>, Value) {
     let (mut streamed, lines) = (make(), Lines::default());
-    assert_eq!(streamed.framing(), Framing::Lines);
+    assert_eq!(
+        (streamed.framing(), streamed.keep_alive()),
+        (Framing::Lines, " "),
+        "no line, and no error before one"
+    );
     let mut whole = Delta::default();
     let finish = Finish::new(reason, None);
     let last = deltas.len() - 1;
@@ -411,7 +416,7 @@ fn a_generation_has_its_text_beside_it() {
         scored: vec![scored],
         ..Delta::default()
     };
-    let make = || writer(Kind::Generate, json!({"logprobs": true, "top_logprobs": 1}));
+    let make = || writer(Kind::Completion, json!({"logprobs": true, "top_logprobs": 1}));
     let (lines, whole) = written(make, vec![delta], "length");
     assert_eq!((&lines[0]["response"], &lines[0]["thinking"]), (&json!("a"), &json!("hm")));
     assert_eq!((&lines[1]["response"], &lines[1]["done_reason"]), (&json!(""), &json!("length")));
@@ -430,7 +435,7 @@ fn who_asks_for_nothing_is_told_that_the_model_is_loaded() {
     let lines = Lines::default();
     writer(Kind::Chat, json!({})).closing(usage(), &lines);
     let whole: Value = serde_json::from_str(&writer(Kind::Chat, json!({})).whole(&[], usage())).unwrap();
-    assert_eq!(lines.0.take(), [whole.clone()]);
+    assert_eq!(Value::from(lines.0.take()), json!([whole]));
     assert_eq!((&whole["done"], &whole["done_reason"]), (&json!(true), &json!("load")));
     assert!(whole.get("eval_count").is_none());
     let lines = Lines::default();

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::hints::{Api, Hints};
 use crate::openai::completions::{Prompt, Prompts};
-use crate::openai::embeddings::{Form, Request, Shape, check_makes, inputs};
+use crate::openai::embeddings::{Form, Request, VectorShape, check_makes, inputs};
 use crate::openapi::ollama::{EMBED, EMBEDDINGS};
 use crate::params::{Generation, Sampling};
 
@@ -23,7 +23,7 @@ pub fn embed(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Re
     let given: Prompts = fields.require(INPUT)?;
     let notes = hints.close(fields, &EMBED)?;
     let inputs = inputs(given, INPUT, context)?;
-    let form = Form { shape: Shape::Rows, dimensions };
+    let form = Form { shape: VectorShape::Rows, dimensions };
     Ok(Request { generation: Generation::new(Sampling::greedy()), param: INPUT, inputs, cut, form, notes })
 }
 
@@ -34,7 +34,7 @@ pub fn embeddings(body: &[u8], context: &Context, can: Result<(), &str>) -> Resu
     let param = "prompt";
     let inputs = vec![Prompt::Text(fields.require(param)?)];
     let notes = hints.close(fields, &EMBEDDINGS)?;
-    let form = Form { shape: Shape::Row, dimensions: None };
+    let form = Form { shape: VectorShape::Row, dimensions: None };
     Ok(Request { generation: Generation::new(Sampling::greedy()), param, inputs, cut: true, form, notes })
 }
 

@@ -28,14 +28,14 @@ pub(super) fn read(fields: &mut Fields, limits: &Limits, hints: &mut Hints) -> R
         let message = format!("'messages' has {} entries; the limit is {}.", list.len(), limits.messages);
         return Err(ApiError::invalid("messages", message));
     }
-    let mut calls = Calls::default();
+    let mut calls = CallIds::default();
     let mut read = |(index, raw)| message(raw, format!("messages[{index}]"), &mut calls, hints);
     list.into_iter().enumerate().map(&mut read).collect()
 }
 
-/// Calls of the last message that made some, in order. Cost: constant for each call and result.
+/// CallIds of the last message that made some, in order. Cost: constant for each call and result.
 #[derive(Default)]
-struct Calls {
+struct CallIds {
     made: usize,
     order: VecDeque<String>,
     by_name: HashMap<String, VecDeque<String>>,
@@ -43,7 +43,7 @@ struct Calls {
     answered: HashSet<String>,
 }
 
-impl Calls {
+impl CallIds {
     /// A message begins that may make calls; those before it get no result any more.
     fn begin(&mut self) {
         *self = Self { made: self.made, ..Self::default() };
@@ -76,7 +76,7 @@ impl Calls {
     }
 }
 
-fn message(raw: Json, path: String, calls: &mut Calls, hints: &mut Hints) -> Result<Value, ApiError> {
+fn message(raw: Json, path: String, calls: &mut CallIds, hints: &mut Hints) -> Result<Value, ApiError> {
     let mut fields = Fields::of_value(raw, path)?;
     let role: String = fields.require("role")?;
     let role = role.to_lowercase();
@@ -116,7 +116,7 @@ fn message(raw: Json, path: String, calls: &mut Calls, hints: &mut Hints) -> Res
     Ok(Value::Object(out))
 }
 
-fn tool_call(raw: Json, path: String, calls: &mut Calls, hints: &mut Hints) -> Result<Value, ApiError> {
+fn tool_call(raw: Json, path: String, calls: &mut CallIds, hints: &mut Hints) -> Result<Value, ApiError> {
     let mut call = Fields::of_value(raw, path)?;
     let id = call.take("id")?;
     if call.take::<String>("type")?.is_some_and(|kind| kind != "function") {

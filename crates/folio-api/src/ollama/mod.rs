@@ -14,8 +14,8 @@ mod request;
 mod writer;
 
 pub use models::{check_model, is_named, pulled, shown, tagged};
-pub use request::{Asked, Request, chat, generate};
-pub use writer::{Kind, LineWriter};
+pub use request::{PromptSource, Request, chat, generate};
+pub use writer::LineWriter;
 
 /// The version of Ollama whose API this is: its clients ask before they use what older ones did not have.
 pub const VERSION: &str = "0.13.5";

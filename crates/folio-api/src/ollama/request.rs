@@ -22,7 +22,7 @@ const FORMAT: &str = "format";
 
 /// What is to be answered.
 #[derive(Clone, Debug)]
-pub enum Asked {
+pub enum PromptSource {
     /// Nothing: the model is to be loaded, which it is.
     Nothing,
     /// A text as it is, which the model goes on with.
@@ -34,7 +34,7 @@ pub enum Asked {
 #[derive(Clone, Debug)]
 pub struct Request {
     pub generation: Generation,
-    pub asked: Asked,
+    pub prompt: PromptSource,
     /// A conversation that is too long loses its oldest turns.
     pub truncates: bool,
     /// What was thought is part of the answer.
@@ -69,15 +69,15 @@ pub fn chat(body: &[u8], context: &Context) -> Result<Request, ApiError> {
     let truncates = fields.take("truncate")?.unwrap_or(false);
     let mut notes = hints.close(fields, &CHAT)?;
     generation.bounds.thinking = think.budget;
-    let asked = match messages.is_empty() {
-        true => Asked::Nothing,
+    let prompt = match messages.is_empty() {
+        true => PromptSource::Nothing,
         false => {
             let mut conversation = conversation(messages, tools, think.kwargs);
             notes.left_out = std::mem::take(&mut conversation.tools.left_out);
-            Asked::Conversation(conversation.into())
+            PromptSource::Conversation(conversation.into())
         }
     };
-    Ok(Request { generation, asked, truncates, include_reasoning: think.shown, notes })
+    Ok(Request { generation, prompt, truncates, include_reasoning: think.shown, notes })
 }
 
 /// Reads a request to `/api/generate`.
@@ -106,17 +106,17 @@ pub fn generate(body: &[u8], context: &Context) -> Result<Request, ApiError> {
     }
     // A model without a template is one that goes on with texts.
     let raw = raw || (context.capabilities.template.is_none() && system.is_none());
-    let asked = match (prompt.is_empty(), raw) {
-        (true, _) => Asked::Nothing,
-        (false, true) => Asked::Text(prompt),
+    let prompt = match (prompt.is_empty(), raw) {
+        (true, _) => PromptSource::Nothing,
+        (false, true) => PromptSource::Text(prompt),
         (false, false) => {
             generation.bounds.thinking = think.budget;
             let system = system.map(|text| json!({"role": "system", "content": text}));
             let messages = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
-            Asked::Conversation(conversation(messages, ToolUse::default(), think.kwargs).into())
+            PromptSource::Conversation(conversation(messages, ToolUse::default(), think.kwargs).into())
         }
     };
-    Ok(Request { generation, asked, truncates: false, include_reasoning: think.shown, notes })
+    Ok(Request { generation, prompt, truncates: false, include_reasoning: think.shown, notes })
 }
 
 /// A last message of the assistant is the beginning of the answer.

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::error;
 use crate::error::ApiError;
 use crate::events::{Delta, EventSink, Finish, Finished, Framing, PromptReport, Times, Usage, Writer};
-use crate::openai::writer::{ChatToken, chat_tokens};
+use crate::openai::writer::{ChatToken, Kind, chat_tokens};
 use crate::params::Generation;
 use crate::tools::arguments_object;
 
@@ -23,27 +23,22 @@ const IDLE: &str = " ";
 /// Of an answer to a request that asks for none.
 const LOADED: &str = "load";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Chat,
-    Generate,
-}
-
 /// Writes one answer.
 pub struct LineWriter {
+    /// Of `/api/chat`, or of `/api/generate`.
     kind: Kind,
     model: String,
     created_at: String,
     tokenizer: Arc<Tokenizer>,
     /// Alternatives asked for; `None`: no log probabilities.
     logprobs: Option<u32>,
-    calls: Calls,
+    calls: GatheredCalls,
     finish: Option<Finish>,
 }
 
-/// Calls that were not told yet.
+/// GatheredCalls that were not told yet.
 #[derive(Default)]
-struct Calls {
+struct GatheredCalls {
     /// The one that is being written.
     open: Option<Call>,
     complete: Vec<Call>,
@@ -57,7 +52,7 @@ struct Call {
     arguments: String,
 }
 
-impl Calls {
+impl GatheredCalls {
     fn push(&mut self, piece: &OutputEvent) {
         match piece {
             OutputEvent::CallStarted { id, name, .. } => {
@@ -180,7 +175,7 @@ impl LineWriter {
             created_at: rfc_3339(crate::unix_s() as i64),
             tokenizer,
             logprobs: generation.sampling.logprobs,
-            calls: Calls::default(),
+            calls: GatheredCalls::default(),
             finish: None,
         }
     }
@@ -191,7 +186,7 @@ impl LineWriter {
             Kind::Chat => {
                 Said::Message { message: Message { role: "assistant", content, thinking, tool_calls } }
             }
-            Kind::Generate => Said::Response { response: content, thinking },
+            Kind::Completion => Said::Response { response: content, thinking },
         };
         let logprobs = self.logprobs.map(|wanted| chat_tokens(&self.tokenizer, &delta.scored, wanted));
         Line {
@@ -210,7 +205,7 @@ impl LineWriter {
     fn end<'a>(&'a self, last: Line<'a>, finish: Option<&'a Finish>, usage: Usage) -> Line<'a> {
         let done_reason = match finish.map(|finish| finish.reason) {
             None => LOADED,
-            // Calls are no reason of their own.
+            // GatheredCalls are no reason of their own.
             Some("tool_calls") => "stop",
             Some(reason) => reason,
         };

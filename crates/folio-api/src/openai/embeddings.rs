@@ -26,13 +26,13 @@ pub struct Request {
 /// How vectors are written.
 #[derive(Clone, Copy)]
 pub struct Form {
-    pub shape: Shape,
+    pub shape: VectorShape,
     pub dimensions: Option<usize>,
 }
 
 /// Whose answer it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum VectorShape {
     /// OpenAI's objects.
     Objects { base64: bool },
     /// A list of lists, Ollama's.
@@ -80,6 +80,6 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
     let given: Prompts = fields.require(INPUT)?;
     let notes = Hints::new(&context.hints, Api::Embeddings).close(fields, &EMBEDDING)?;
     let inputs = inputs(given, INPUT, context)?;
-    let form = Form { shape: Shape::Objects { base64 }, dimensions };
+    let form = Form { shape: VectorShape::Objects { base64 }, dimensions };
     Ok(Request { generation, param: INPUT, inputs, cut: false, form, notes })
 }

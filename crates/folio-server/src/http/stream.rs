@@ -261,3 +261,33 @@ pub fn response(
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenancy::gate::Gate;
+    use crate::tenancy::unread::Budget;
+
+    #[tokio::test]
+    async fn what_is_cut_short_ends_as_its_framing_does() {
+        for (framing, sent, named) in [
+            (Framing::Events, "\n\ndata: {}\n\n", "event: e\ndata: []\n\n"),
+            (Framing::Lines, "\n{}\n", "[]\n"),
+        ] {
+            let budget = Budget::new(1 << 30, 1 << 30, Duration::MAX);
+            let gate = Arc::new(Gate::new(Default::default(), std::time::Instant::now()));
+            let (events, reader) = Events::new(budget.answer(&gate), framing);
+            events.send(&"x".repeat(2 * PART));
+            assert_eq!(reader.next().await.unwrap().len(), PART);
+            events.cut();
+            events.send("{}");
+            events.named("e", "[]");
+            drop(events);
+            let mut rest = Vec::new();
+            while let Some(part) = reader.next().await {
+                rest.extend_from_slice(&part);
+            }
+            assert_eq!(String::from_utf8(rest).unwrap(), format!("{sent}{named}"));
+        }
+    }
+}

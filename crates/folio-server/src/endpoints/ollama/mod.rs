@@ -7,7 +7,8 @@ mod models;
 
 use axum::extract::State;
 use folio_api::ApiError;
-use folio_api::ollama::{self, Asked, Kind, LineWriter, Request, embed};
+use folio_api::ollama::{self, LineWriter, PromptSource, Request, embed};
+use folio_api::openai::writer::Kind;
 
 pub use models::{delete, ps, pull, show, tags, version};
 
@@ -24,7 +25,7 @@ use crate::generation::truncation::truncated;
 use crate::http::Shared;
 use crate::http::reply::Reply;
 use crate::observability::step;
-use crate::observability::why::Asked as AskedAs;
+use crate::observability::why::Asked;
 
 /// `POST /api/chat`.
 pub(crate) fn chat(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, ApiError> {
@@ -41,7 +42,7 @@ pub(crate) fn generate(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job
         let _span = step!("read");
         ollama::generate(&arrival.body, &inputs.served.context)?
     };
-    job(inputs, arrival, request, (Kind::Generate, "prompt", "ollama.generate"))
+    job(inputs, arrival, request, (Kind::Completion, "prompt", "ollama.generate"))
 }
 
 /// `param` names the prompt's field.
@@ -51,13 +52,13 @@ fn job(
     request: Request,
     (kind, param, api): (Kind, &str, &'static str),
 ) -> Result<Job, ApiError> {
-    let Request { generation, asked, truncates, include_reasoning, notes } = request;
+    let Request { generation, prompt: source, truncates, include_reasoning, notes } = request;
     let tenant = arrival.tenant.id;
-    let (mut prompts, mut reading, mut asked_as) = (Vec::new(), None, AskedAs::Chat);
-    match asked {
-        Asked::Nothing => {}
-        Asked::Text(text) => {
-            asked_as = AskedAs::Completion;
+    let (mut prompts, mut reading, mut asked) = (Vec::new(), None, Asked::Chat);
+    match source {
+        PromptSource::Nothing => {}
+        PromptSource::Text(text) => {
+            asked = Asked::Completion;
             let (screened, replaced) = screen_prompt(inputs, arrival, 0, || text.clone())?;
             let text = replaced.unwrap_or(text);
             let tokens = encode(inputs, Some(tenant), &text, true, false, param)?;
@@ -65,7 +66,7 @@ fn job(
             let wanted = PromptJob::wanted(inputs, tenant, &generation, rules, tokens, param)?;
             prompts.push(PromptJob { screened, ..wanted });
         }
-        Asked::Conversation(mut conversation) => {
+        PromptSource::Conversation(mut conversation) => {
             let screened = screen_conversation(inputs, arrival, &mut conversation)?;
             let (rendered, tokens) = match truncates {
                 true => {
@@ -87,7 +88,7 @@ fn job(
     let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
     let writer = Box::new(LineWriter::new(kind, name, tokenizer, &generation));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, api));
-    Ok(Job { reading, asked: asked_as, arrived, asker, notes, ..Job::new(writer, generation, prompts) })
+    Ok(Job { reading, asked, arrived, asker, notes, ..Job::new(writer, generation, prompts) })
 }
 
 /// `POST /api/embed`.

@@ -16,7 +16,7 @@ use folio_api::Context;
 use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
 use folio_api::hints::Notes;
 use folio_api::openai::completions::Prompt;
-use folio_api::openai::embeddings::{self, Form, Request, Shape};
+use folio_api::openai::embeddings::{self, Form, Request, VectorShape};
 use folio_api::params::Generation;
 use folio_engine::{Pooling, SamplingParams};
 use folio_text::work::giving_way;
@@ -127,19 +127,19 @@ pub(crate) async fn answer(
     let bytes = data.iter().map(|part| part.json.len()).sum::<usize>();
     let join = move || {
         let (begin, end) = match form.shape {
-            Shape::Objects { .. } => {
+            VectorShape::Objects { .. } => {
                 let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
                 let begin = format!(r#"{{"id":"{name}","object":"list","data":["#);
                 (begin, format!(r#"],"model":{model},"usage":{usage}}}"#))
             }
-            Shape::Rows => {
+            VectorShape::Rows => {
                 let figures = format!(
                     r#""total_duration":{},"load_duration":0,"prompt_eval_count":{tokens}"#,
                     began.elapsed().as_nanos()
                 );
                 (r#"{"embeddings":["#.to_owned(), format!(r#"],"model":{model},{figures}}}"#))
             }
-            Shape::Row => (r#"{"embedding":"#.to_owned(), "}".to_owned()),
+            VectorShape::Row => (r#"{"embedding":"#.to_owned(), "}".to_owned()),
         };
         Whole::joined(&begin, data, &end)
     };
@@ -224,9 +224,9 @@ impl Vectors {
         let index = self.first + choice.index as usize;
         let vector = normalized(&choice.delta.vector, self.form.dimensions);
         let embedding = match self.form.shape {
-            Shape::Objects { base64: true } => format!("\"{}\"", base64(&vector)),
-            Shape::Objects { base64: false } => json!(vector).to_string(),
-            Shape::Rows | Shape::Row => return json!(vector).to_string(),
+            VectorShape::Objects { base64: true } => format!("\"{}\"", base64(&vector)),
+            VectorShape::Objects { base64: false } => json!(vector).to_string(),
+            VectorShape::Rows | VectorShape::Row => return json!(vector).to_string(),
         };
         format!(r#"{{"object":"embedding","index":{index},"embedding":{embedding}}}"#)
     }
