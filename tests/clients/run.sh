@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drives a folio binary with real clients: OpenAI's and Anthropic's Python SDKs and curl. Bounded in time.
+# Drives a folio binary with real clients: OpenAI's, Anthropic's and Ollama's Python SDKs and curl. Bounded in time.
 #
 #   tests/clients/run.sh target/release/folio [seconds of soak, default 30]
 #

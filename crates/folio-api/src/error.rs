@@ -119,6 +119,17 @@ impl ApiError {
         Self::new(500, "server_error", message)
     }
 
+    /// The message for shapes that have no place for the parameter's name but that.
+    pub fn told(&self) -> String {
+        let message = match &self.param {
+            Some(param) if !self.message.contains(param.as_str()) => {
+                format!("{param}: {}", self.message).into()
+            }
+            _ => Cow::from(self.message.as_str()),
+        };
+        shortened(&message, MESSAGE_CHARS).into_owned()
+    }
+
     /// The body: also the payload of an SSE error event.
     pub fn to_json(&self) -> String {
         let param = self.param.as_deref().map(|param| shortened(param, PARAM_CHARS));

@@ -3,7 +3,9 @@
 //! Owns: the figures and pieces that a writer is given. Must never: decide what is part of an answer, or when. Invariant: `opening` comes
 //! before any `delta` of its choice, `closing` or `failed` last and once.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use folio_text::OutputEvent;
 
@@ -12,8 +14,17 @@ use crate::error::ApiError;
 /// Where a streamed answer's events go.
 pub trait EventSink {
     fn send(&self, json: &str);
-    /// An event with a name.
+    /// An event with a name, where the framing has such.
     fn named(&self, name: &str, json: &str);
+}
+
+/// How the events of a stream are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// `text/event-stream`.
+    Events,
+    /// `application/x-ndjson`: JSON without line breaks, one on a line.
+    Lines,
 }
 
 /// A comment of an event stream, which readers skip.
@@ -90,6 +101,22 @@ impl Delta {
         self.pieces.is_empty()
     }
 
+    /// All its text that is neither reasoning nor a call, wherever it stands.
+    pub fn content(&self) -> Cow<'_, str> {
+        self.joined(|piece| if let OutputEvent::Content(text) = piece { Some(text) } else { None })
+    }
+
+    /// All its reasoning.
+    pub fn reasoning(&self) -> Cow<'_, str> {
+        self.joined(|piece| if let OutputEvent::Reasoning(text) = piece { Some(text) } else { None })
+    }
+
+    fn joined<'a>(&'a self, kind: impl Fn(&'a OutputEvent) -> Option<&'a str>) -> Cow<'a, str> {
+        let mut all = Cow::Borrowed("");
+        self.pieces.iter().filter_map(kind).for_each(|text| all += text);
+        all
+    }
+
     /// Appends what comes after.
     pub fn append(&mut self, mut next: Delta) {
         next.pieces.into_iter().for_each(|piece| self.push(piece));
@@ -122,6 +149,18 @@ pub struct Usage {
     pub reasoning_tokens: Option<u64>,
     /// Of drafts, where some were verified.
     pub predicted: Option<Predicted>,
+    pub times: Times,
+}
+
+/// How long an answer took so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Since the request arrived; known at the end.
+    pub total: Duration,
+    /// From the request's arrival until its last prompt was computed, waiting included.
+    pub prompt: Duration,
+    /// From there to the last token.
+    pub answer: Duration,
 }
 
 /// What became of drafts, of all choices together.
@@ -185,5 +224,8 @@ pub trait Writer: Send {
     /// Sent on an idle stream.
     fn keep_alive(&self) -> &'static str {
         KEEP_ALIVE
+    }
+    fn framing(&self) -> Framing {
+        Framing::Events
     }
 }

@@ -1,4 +1,4 @@
-//! The APIs as data: what requests of OpenAI's and Anthropic's say, in one neutral form, and how answers are written for each.
+//! The APIs as data: what requests of OpenAI's, Anthropic's and Ollama's say, in one neutral form, and how answers are written for each.
 //!
 //! Owns: JSON, its limits, the names and shapes of fields, and every refusal's words. Must never: know of HTTP, of the engine, or of who
 //! asks. A reader gets the body and a [`Context`]; a writer gets [`events`] and an [`EventSink`](events::EventSink). So everything here is
@@ -21,6 +21,7 @@ pub mod events;
 pub mod fields;
 pub mod hints;
 pub mod labels;
+pub mod ollama;
 pub mod openai;
 pub mod openapi;
 pub mod params;

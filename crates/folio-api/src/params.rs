@@ -155,36 +155,10 @@ impl Generation {
         })
     }
 
-    /// For an API that knows temperature, top_p, top_k, stop strings (as `stop`) and `stream`, and no more.
-    pub fn read_plain(fields: &mut Fields, context: &Context, stop: &str) -> Result<Self, ApiError> {
-        Ok(Self {
-            sampling: truncation(fields, &context.model)?,
-            constraint: None,
-            bounds: Bounds::default(),
-            n: 1,
-            max_tokens: None,
-            stop: stop_strings(fields, stop, &context.limits)?,
-            include_stop: false,
-            stop_everywhere: false,
-            skip_special_tokens: true,
-            truncate_prompt: None,
-            prompt_logprobs: None,
-            priority: 0,
-            behind: 0,
-            stream: fields.take("stream")?.unwrap_or(false).then(StreamOptions::default),
-            request_id: None,
-            return_token_ids: false,
-            echo: false,
-            add_special_tokens: None,
-            cache: CacheOptions::default(),
-            speculation: SpeculationOptions::default(),
-        })
-    }
-
-    /// For vectors instead of answers.
-    pub fn pooled(fields: &mut Fields) -> Result<Self, ApiError> {
-        Ok(Self {
-            sampling: Sampling::greedy(),
+    /// One answer of which nothing is said but how its tokens are chosen.
+    pub fn new(sampling: Sampling) -> Self {
+        Self {
+            sampling,
             constraint: None,
             bounds: Bounds::default(),
             n: 1,
@@ -193,17 +167,39 @@ impl Generation {
             include_stop: false,
             stop_everywhere: false,
             skip_special_tokens: true,
-            truncate_prompt: truncate_prompt(fields)?,
+            truncate_prompt: None,
             prompt_logprobs: None,
-            priority: fields.take("priority")?.unwrap_or(0),
+            priority: 0,
             behind: 0,
             stream: None,
-            request_id: request_id(fields)?,
+            request_id: None,
             return_token_ids: false,
             echo: false,
+            add_special_tokens: None,
+            cache: CacheOptions::default(),
+            speculation: SpeculationOptions::default(),
+        }
+    }
+
+    /// For an API that knows temperature, top_p, top_k, stop strings (as `stop`) and `stream`, and no more.
+    pub fn read_plain(fields: &mut Fields, context: &Context, stop: &str) -> Result<Self, ApiError> {
+        let sampling = truncation(fields, &context.model)?;
+        Ok(Self {
+            stop: stop_strings(fields, stop, &context.limits)?,
+            stream: fields.take("stream")?.unwrap_or(false).then(StreamOptions::default),
+            ..Self::new(sampling)
+        })
+    }
+
+    /// For vectors instead of answers.
+    pub fn pooled(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Self {
+            truncate_prompt: truncate_prompt(fields)?,
+            priority: fields.take("priority")?.unwrap_or(0),
+            request_id: request_id(fields)?,
             add_special_tokens: fields.take("add_special_tokens")?,
             cache: CacheOptions::read(fields)?,
-            speculation: SpeculationOptions::default(),
+            ..Self::new(Sampling::greedy())
         })
     }
 }
@@ -235,15 +231,16 @@ fn metadata_only(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn only(fields: &mut Fields, name: &str, accepted: &[bool], why: &str) -> Result<(), ApiError> {
+/// Takes a switch that may only be one of `accepted`.
+pub(crate) fn only(fields: &mut Fields, name: &str, accepted: &[bool], why: &str) -> Result<(), ApiError> {
     match fields.take::<bool>(name)? {
-        Some(value) if !accepted.contains(&value) => Err(ApiError::unsupported(name, why)),
+        Some(value) if !accepted.contains(&value) => Err(ApiError::unsupported(fields.path(name), why)),
         _ => Ok(()),
     }
 }
 
 /// temperature, top_p and top_k, over the model's own defaults.
-fn truncation(fields: &mut Fields, model: &Model) -> Result<Sampling, ApiError> {
+pub(crate) fn truncation(fields: &mut Fields, model: &Model) -> Result<Sampling, ApiError> {
     let defaults = &model.defaults;
     let temperature = number(fields, "temperature", (0.0, 2.0))?.or(defaults.temperature).unwrap_or(1.0);
     let mut top_p = number(fields, "top_p", (0.0, 1.0))?.or(defaults.top_p).unwrap_or(1.0);
@@ -266,7 +263,8 @@ fn truncation(fields: &mut Fields, model: &Model) -> Result<Sampling, ApiError> 
     })
 }
 
-fn number(fields: &mut Fields, name: &str, bounds: (f32, f32)) -> Result<Option<f32>, ApiError> {
+/// Takes a number within bounds.
+pub(crate) fn number(fields: &mut Fields, name: &str, bounds: (f32, f32)) -> Result<Option<f32>, ApiError> {
     let value = fields.take(name)?;
     within(fields, name, value, bounds)
 }
@@ -330,8 +328,13 @@ fn stop_token_ids(fields: &mut Fields, model: &Model, limits: &Limits) -> Result
     Ok(ids.into())
 }
 
-fn stop_strings(fields: &mut Fields, name: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
+pub(crate) fn stop_strings(
+    fields: &mut Fields,
+    name: &str,
+    limits: &Limits,
+) -> Result<Vec<String>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(Vec::new()) };
+    let name = fields.path(name);
     let stops = match OneOrMany::deserialize(raw) {
         Ok(OneOrMany::One(stop)) => vec![stop],
         Ok(OneOrMany::Many(stops)) => stops,

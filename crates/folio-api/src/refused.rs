@@ -70,7 +70,7 @@ pub const OTHER_SAMPLERS: &[(&str, &str)] = &[
     ("xtc_probability", SAMPLER),
     ("xtc_threshold", SAMPLER),
 ];
-const SAMPLER: &str = "this sampler is not available; use temperature, top_p, top_k or min_p";
+pub(crate) const SAMPLER: &str = "this sampler is not available; use temperature, top_p, top_k or min_p";
 
 const CHAT_ONLY: &str = "it belongs to chat completions";
 
@@ -109,6 +109,26 @@ pub const RESPONSES: &[(&str, &str)] = &[
     ("moderation", "this server does not moderate"),
     ("prompt", "prompt templates are not kept here; send the items"),
     ("prompt_cache_options", "prefixes are cached automatically; use cache"),
+];
+
+/// Of Ollama's API.
+pub const OLLAMA: &[(&str, &str)] =
+    &[("_debug_render_only", "POST /v1/chat/completions/render shows a prompt")];
+/// Of its `/api/generate`.
+pub const OLLAMA_GENERATE: &[(&str, &str)] = &[
+    ("context", "ids of earlier turns are neither given nor taken; send the turns as messages to /api/chat"),
+    ("height", "the model generates text only"),
+    ("images", "the model takes text only"),
+    ("steps", "the model generates text only"),
+    ("suffix", "the model only continues text"),
+    ("template", "templates come from the model; use raw for a prompt that is complete"),
+    ("width", "the model generates text only"),
+];
+/// Of its `/api/show`.
+pub const OLLAMA_SHOW: &[(&str, &str)] = &[
+    ("options", "the model is shown as it is served"),
+    ("system", "the model is shown as it is served"),
+    ("template", "the model is shown as it is served"),
 ];
 
 /// Of prefixes.

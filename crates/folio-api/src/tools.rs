@@ -8,7 +8,7 @@ mod read;
 use std::collections::HashMap;
 
 use folio_text::{CallableFunction, Functions};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::context::Capabilities;
 use crate::error::ApiError;
@@ -172,6 +172,23 @@ pub fn check_name(name: &str, path: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// What the arguments of a call are called that are no JSON object (they may be cut off), as Anthropic's documentation advises.
+const INVALID_JSON: &str = "INVALID_JSON";
+
+/// The arguments of a call for APIs that have them as an object; text that is none is told as it is.
+pub fn arguments_object(text: &str) -> Value {
+    if text.trim().is_empty() {
+        return json!({});
+    }
+    serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or_else(|| json!({INVALID_JSON: text}))
+}
+
+/// The text that such an object was: what a model wrote wrongly goes back to it as it was.
+pub fn arguments_text(object: Map<String, Value>) -> String {
+    let wrong = (object.len() == 1).then(|| object.get(INVALID_JSON)).flatten().and_then(Value::as_str);
+    wrong.map_or_else(|| Value::Object(object.clone()).to_string(), str::to_owned)
+}
+
 /// Kinds of tools that run at a provider's, or that only its own models know how to call; by their beginning, as many carry a date.
 const NOT_HERE: &[&str] = &[
     "advisor",
@@ -214,4 +231,19 @@ fn leave_out(list: &mut Vec<(usize, Json)>, stays: &[&str]) -> Vec<String> {
     }
     list.retain(|(_, tool)| left_out_kind(tool).is_none());
     left_out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_that_are_no_object_are_told_as_they_are_and_come_back_so() {
+        assert_eq!(arguments_object(""), json!({}));
+        for text in ["{\"a\":1}", "{\"a\": ", "[1]"] {
+            let Value::Object(object) = arguments_object(text) else { panic!("{text}") };
+            assert_eq!(arguments_text(object), text);
+        }
+        assert_eq!(arguments_object("{\"a\": "), json!({INVALID_JSON: "{\"a\": "}));
+    }
 }

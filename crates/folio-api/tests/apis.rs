@@ -1,40 +1,25 @@
 //! What requests of the three APIs come to, and how one answer is written for each. Nothing here opens a socket.
 
+mod common;
+
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
-use folio_api::SamplingDefaults;
+use common::merged;
 use folio_api::conversation::Request;
-use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Times, Usage, Writer};
 use folio_api::hints::HintPolicy;
 use folio_api::openapi::tables::{self, Body};
 use folio_api::responses::History;
 use folio_api::tools::ToolChoice;
-use folio_api::{ApiError, Capabilities, Context, Limits, Model, Parsers};
+use folio_api::{ApiError, Context};
 use folio_api::{anthropic, openai, responses};
-use folio_text::{ChatTemplate, OutputEvent, SpecialTokens, TemplateSources, ToolFormat};
+use folio_text::OutputEvent;
 use serde_json::{Map, Value, json};
 
-/// Of a model whose template shows tools and calls.
 fn context() -> Context {
-    let mut sources = TemplateSources::default();
-    let text = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}\
-                {% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}{% endfor %}";
-    sources.add("default", text, "test");
-    let template = ChatTemplate::compile(sources, &SpecialTokens::default()).expect("a template");
-    let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: None };
-    Context {
-        model: Model {
-            names: vec!["m".into()],
-            vocab_size: 100,
-            eos_token_ids: Arc::new([1]),
-            hidden: 4,
-            defaults: SamplingDefaults::default(),
-        },
-        limits: Limits::default(),
-        hints: HintPolicy::default(),
-        capabilities: Capabilities::new(parsers, template.as_ref()),
-    }
+    common::context("", None)
 }
 
 /// Nothing was answered before but `resp_1`.
@@ -65,11 +50,6 @@ fn response(body: Value) -> Result<responses::Request, ApiError> {
 fn message(mut body: Value) -> Result<Request, ApiError> {
     body["max_tokens"] = json!(10);
     anthropic::Request::read(body.to_string().as_bytes(), &context()).map(|read| read.request)
-}
-
-fn merged(mut body: Value, more: Value) -> Value {
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
 }
 
 /// The request's beginning in each API's spelling, and how to read it.
@@ -265,6 +245,7 @@ const USAGE: Usage = Usage {
     completion_tokens: 4,
     reasoning_tokens: Some(1),
     predicted: None,
+    times: Times { total: Duration::ZERO, prompt: Duration::ZERO, answer: Duration::ZERO },
 };
 
 /// One answer in two parts: a thought, text, and a call.

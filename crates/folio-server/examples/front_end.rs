@@ -16,7 +16,7 @@ use folio_engine::{
     EngineParts, Executor, ModelExecutor, Pooling, SchedulerConfig, StepOutput, StepPlan, SystemClock,
 };
 use folio_kv::{CacheConfig, KvCache, default_policy};
-use folio_server::{App, ModelFacts, SamplingDefaults, ServerConfig};
+use folio_server::{App, ModelFacts, SamplingDefaults, ServerConfig, WeightFacts};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, Tokenizer};
 
@@ -99,6 +99,7 @@ fn main() {
             defaults: SamplingDefaults::default(),
             model_digest: [1; 32],
             layout_digest: [2; 32],
+            weights: WeightFacts::default(),
         },
         version: "0",
     };

@@ -23,7 +23,7 @@ use crate::config::Limits;
 use crate::http::Shared;
 use crate::http::connections::Holding;
 use crate::http::reply::Refusal;
-use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, read_body};
+use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, ollama, read_body};
 use crate::load::{Counted, Load};
 use crate::observability::Observability;
 use crate::safety::Replacement;
@@ -44,6 +44,10 @@ const GENERATING: &[&str] = &[
     "/v1/responses",
     "/v1/messages",
     "/v1/cache/prefixes",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
 ];
 
 /// The request's id: the client's where it is usable, else a fresh one.
@@ -65,7 +69,7 @@ pub async fn around(
     request: Request,
     next: Next,
 ) -> Response<Body> {
-    let anthropic = anthropic::is_meant(&request);
+    let (anthropic, ollama) = (anthropic::is_meant(&request), ollama::is_meant(request.uri().path()));
     let mut request = request;
     let tenant = admit(&tenancy, &load, &mut request).await;
     if tenant.as_ref().is_err_and(|refused| refused.retry_after_s.is_some()) {
@@ -88,6 +92,9 @@ pub async fn around(
         let id =
             response.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
         anthropic::restate(&mut response, &id);
+    }
+    if ollama {
+        ollama::restate(&mut response);
     }
     match entry {
         // It runs until its answer was accepted or its client left.
@@ -371,7 +378,7 @@ where
         let entry = parts.extensions.get::<Arc<AdmittedRequest>>().cloned();
         let entry = entry.ok_or_else(|| ApiError::internal("the request was not let in"))?;
         let id = parts.extensions.get::<RequestName>().map(|name| name.0.clone()).unwrap_or_default();
-        check_content_type(&parts.headers)?;
+        check_content_type(&parts.headers, ollama::takes_forms(parts.uri.path(), &parts.headers))?;
         let limits = &load.limits;
         let mut held = load.unread.hold(&tenant.gate);
         let read = read_body(&parts.headers, body, limits.body_bytes, &mut held);

@@ -173,6 +173,21 @@ pub struct ModelFacts {
     pub model_digest: [u8; 32],
     /// Digest of the KV layout.
     pub layout_digest: [u8; 32],
+    pub weights: WeightFacts,
+}
+
+/// What is told of a model's weights, and has no effect.
+#[derive(Clone, Debug, Default)]
+pub struct WeightFacts {
+    /// Name of the family, such as "qwen3".
+    pub family: String,
+    pub parameters: u64,
+    /// What they are stored as, such as "bf16".
+    pub format: String,
+    /// As they are loaded.
+    pub bytes: u64,
+    /// They are in the memory of a GPU.
+    pub on_gpu: bool,
 }
 
 /// What `serve` is given.

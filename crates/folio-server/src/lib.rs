@@ -35,7 +35,7 @@ mod trace_context;
 
 pub use batch::config::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig};
-pub use engine::{App, Engine, ModelFacts};
+pub use engine::{App, Engine, ModelFacts, WeightFacts};
 pub use error::ServerError;
 pub use folio_api::SamplingDefaults;
 pub use folio_api::hints::HintPolicy;

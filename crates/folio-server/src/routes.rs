@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::extract::State;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 
 use crate::admin;
 use crate::admin::{kv_events, records};
@@ -11,6 +11,7 @@ use crate::app;
 use crate::arrival::{JsonRequest, around};
 use crate::endpoints::anthropic;
 use crate::endpoints::batches as files;
+use crate::endpoints::ollama;
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
 use crate::endpoints::openai::embeddings;
@@ -34,6 +35,11 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
     };
     let messages = |State(generator): Shared<Generator>, request: JsonRequest| {
         handle(generator, request, anthropic::prepare)
+    };
+    let ollama_chat =
+        |State(generator): Shared<Generator>, request: JsonRequest| handle(generator, request, ollama::chat);
+    let ollama_generate = |State(generator): Shared<Generator>, request: JsonRequest| {
+        handle(generator, request, ollama::generate)
     };
     let mut router = Router::new();
     if !metrics_on_admin {
@@ -67,6 +73,16 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
         .route("/v1/models/{*name}", get(pages::model))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/api/chat", post(ollama_chat))
+        .route("/api/generate", post(ollama_generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embed_one))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/pull", post(ollama::pull))
+        .route("/api/delete", delete(ollama::delete))
+        .route("/api/version", get(ollama::version))
         .route("/health", get(pages::health))
         .route("/livez", get(pages::live))
         .route("/readyz", get(pages::health))

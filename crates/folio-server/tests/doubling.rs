@@ -181,7 +181,7 @@ impl Served {
     }
 }
 
-const ROUTES: [&str; 14] = [
+const ROUTES: [&str; 18] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -196,6 +196,10 @@ const ROUTES: [&str; 14] = [
     "/v1/files",
     "/tokenize",
     "/detokenize",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/show",
 ];
 
 /// What a body may be full of, made `n` long.
@@ -215,7 +219,7 @@ fn tool(at: usize) -> Value {
 }
 
 /// Valid and invalid: each reaches some reader with much of something.
-const FLOODS: [Flood; 20] = [
+const FLOODS: [Flood; 21] = [
     ("names of the request", names),
     ("values nobody reads", |n| json!({"x": list(n, json!(1))})),
     ("nested lists", |n| json!({"x": list(n, json!([[[[1]]]]))})),
@@ -245,6 +249,17 @@ const FLOODS: [Flood; 20] = [
     ("thoughts", |n| {
         let parts = list(n, json!({"type": "thinking", "thinking": "a", "signature": ""}));
         json!({"max_tokens": 1, "messages": [{"role": "assistant", "content": parts}, {"role": "user", "content": "a"}]})
+    }),
+    ("calls and results of Ollama's", |n| {
+        let call = |at: usize| json!({"function": {"name": format!("f{}", at % 7), "arguments": {}}});
+        let result = |at: usize| match at % 3 {
+            0 => json!({"role": "tool", "content": "a"}),
+            1 => json!({"role": "tool", "content": "a", "tool_name": format!("f{}", at % 7)}),
+            _ => json!({"role": "tool", "content": "a", "tool_call_id": format!("call_{}", n - at)}),
+        };
+        let made = json!({"role": "assistant", "tool_calls": (0..n).map(call).collect::<Vec<_>>()});
+        let messages: Vec<Value> = std::iter::once(made).chain((0..n).map(result)).collect();
+        json!({"messages": messages, "options": {"num_predict": 1}})
     }),
     ("calls and results", |n| {
         let call = |at: usize| json!({"type": "tool_use", "id": format!("c{at}"), "name": "f", "input": {}});
@@ -434,6 +449,10 @@ fn answers_are_written_in_proportion() {
                 (
                     "/v1/messages",
                     json!({"messages": messages, "max_tokens": many, "tools": [{"name": "f0", "input_schema": {"type": "object"}}]}),
+                ),
+                (
+                    "/api/chat",
+                    json!({"messages": messages, "options": {"num_predict": many}, "tools": [tool(0)]}),
                 ),
             ] {
                 let body = common::merged(body, json!({"stream": stream}));

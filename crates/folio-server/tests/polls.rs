@@ -85,6 +85,12 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
         "/v1/batches",
         "/tokenize",
         "/detokenize",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+        "/api/show",
+        "/api/pull",
     ] {
         for body in &bodies {
             let (status, text, most) = watched(&client, "POST", path, body.to_string()).await;

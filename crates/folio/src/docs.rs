@@ -30,7 +30,7 @@ const HINTS: &str = "Every field is honoured, refused, or a hint of this table: 
                      place for what a hint asks, it is turned. An operator lets further fields pass with `--accept-hint PATH`, or all that nobody knows with \
                      `--unknown-fields warn`; those are named in the header `x-folio-ignored-fields` and counted (`folio:ignored_fields_total`). Never passed over: \
                      what is refused below with a reason, what is nearly spelled like a known field, and fields within `tools`, `tool_choice`, `response_format`, \
-                     `structured_outputs` and their like.\n\n";
+                     `structured_outputs`, `options` and their like.\n\n";
 const FIELDS: &str = "The same as `GET /openapi.json` says for programs. `null` counts as left out. What is in neither table of a request is a 400, too.\n\n";
 
 fn models() -> String {

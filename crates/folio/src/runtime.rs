@@ -135,6 +135,7 @@ impl Runtime {
             backend: device.name(),
             threads: device.threads(),
             device: device.described(),
+            on_gpu: device.is_gpu(),
             weight_bytes: device.weight_bytes(),
             kv_blocks: pool.blocks,
             kv_bytes: pool.bytes,

@@ -13,7 +13,8 @@ use folio_model::backend::{KvFormat, KvLayout};
 use folio_server::why::{Targets, WhyConfig};
 use folio_server::{
     AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
-    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, WrappingKey, is_pattern,
+    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, WeightFacts, WrappingKey,
+    is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -294,6 +295,13 @@ fn facts(runtime: &Runtime, names: Vec<String>, pooling: Option<Pooling>) -> Mod
         defaults: defaults(&runtime.model.generation),
         model_digest: runtime.model.digest,
         layout_digest: runtime.layout_digest,
+        weights: WeightFacts {
+            family: runtime.model.config.family.model_type.to_owned(),
+            parameters: runtime.model.parameters,
+            format: runtime.format.clone(),
+            bytes: runtime.report.weight_bytes,
+            on_gpu: runtime.report.on_gpu,
+        },
     }
 }
 

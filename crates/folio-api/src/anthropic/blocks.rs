@@ -11,11 +11,11 @@ use serde_json::{Map, Value, json};
 
 use super::breakpoints::{After, Breakpoints};
 use super::tools;
-use super::writer::INVALID_JSON;
 use crate::context::Context;
 use crate::error::ApiError;
 use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
+use crate::tools::arguments_text;
 
 const NO_SERVER_TOOLS: &str = "this server runs no tools itself";
 const TEXT_ONLY: &str = "the model takes text only";
@@ -239,9 +239,7 @@ impl<'a, 'b> Turns<'a, 'b> {
             }
             self.hints.finish(caller, &["type"], &[])?;
         }
-        // What a model wrote wrongly goes back to it as it was.
-        let wrong = (input.len() == 1).then(|| input.get(INVALID_JSON)).flatten().and_then(Value::as_str);
-        let arguments = wrong.map_or_else(|| Value::Object(input.clone()).to_string(), str::to_owned);
+        let arguments = arguments_text(input);
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         self.calls.insert(id, name);
         let turn = self.turn("assistant");

@@ -2,11 +2,9 @@
 //!
 //! The reasons are those of every other API; only their names and, for an overload, the status differ.
 
-use std::borrow::Cow;
-
 use serde::Serialize;
 
-use crate::error::{ApiError, MESSAGE_CHARS, PARAM_CHARS, shortened};
+use crate::error::{ApiError, PARAM_CHARS, shortened};
 
 /// Anthropic's own, which its clients send again later.
 const OVERLOADED: u16 = 529;
@@ -37,7 +35,7 @@ struct Cause<'a> {
 pub fn to_json(error: &ApiError, request_id: &str) -> String {
     let param = error.param.as_deref().map(|param| shortened(param, PARAM_CHARS));
     let details = error.code.map(|error_code| Cause { error_code, param: param.as_deref() });
-    let detail = Detail { r#type: kind(error.status), message: message(error), details };
+    let detail = Detail { r#type: kind(error.status), message: error.told(), details };
     let envelope = Envelope { r#type: "error", error: detail, request_id };
     serde_json::to_string(&envelope).expect("strings always serialize")
 }
@@ -62,17 +60,6 @@ fn kind(status: u16) -> &'static str {
         500.. => "api_error",
         _ => "invalid_request_error",
     }
-}
-
-/// This shape has no place for the parameter's name but the message.
-fn message(error: &ApiError) -> String {
-    let message = match &error.param {
-        Some(param) if !error.message.contains(param.as_str()) => {
-            format!("{param}: {}", error.message).into()
-        }
-        _ => Cow::from(error.message.as_str()),
-    };
-    shortened(&message, MESSAGE_CHARS).into_owned()
 }
 
 #[cfg(test)]

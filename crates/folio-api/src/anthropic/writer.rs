@@ -13,9 +13,8 @@ use crate::error::ApiError;
 use crate::events::{
     CONTENT_FILTER, Delta, EventSink, Finish, Finished, PromptReport, StopReason, Usage, Writer,
 };
+use crate::tools::arguments_object;
 
-/// What the input of a call is called that is no JSON object (it may be cut off), as Anthropic's documentation advises.
-pub const INVALID_JSON: &str = "INVALID_JSON";
 const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
 /// Writes one answer.
@@ -283,31 +282,10 @@ fn gathered(steps: Vec<Step>) -> Vec<Block> {
                 *signed = signature(&mut Sha256::new_with_prefix(thinking.as_bytes()));
             }
             (Step::Stop, Some(Block::ToolUse { input: parsed, .. })) => {
-                *parsed = object(&std::mem::take(&mut input))
+                *parsed = arguments_object(&std::mem::take(&mut input))
             }
             _ => {}
         }
     }
     blocks
-}
-
-/// The input of a call; text that is no object is told as it is.
-fn object(text: &str) -> Value {
-    if text.trim().is_empty() {
-        return json!({});
-    }
-    serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or_else(|| json!({INVALID_JSON: text}))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_input_that_is_no_object_is_told_as_it_is() {
-        assert_eq!(object(""), json!({}));
-        assert_eq!(object("{\"a\": 1}"), json!({"a": 1}));
-        assert_eq!(object("{\"a\": "), json!({INVALID_JSON: "{\"a\": "}));
-        assert_eq!(object("[1]"), json!({INVALID_JSON: "[1]"}));
-    }
 }

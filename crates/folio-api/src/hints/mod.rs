@@ -28,6 +28,7 @@ const CLOSED: &[&str] = &[
     "cache",
     "chat_template_kwargs",
     "logit_bias",
+    "options",
     "output_config.format",
     "reasoning",
     "response_format",
@@ -74,10 +75,7 @@ fn check_path(path: &str) -> Result<(), String> {
     if path.len() > PATH_BYTES || !path.split('.').all(part) {
         return Err("a path is names joined by dots, with [] behind a list, such as messages[].mood".into());
     }
-    let inside = |closed: &&&str| {
-        path.strip_prefix(**closed).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-    };
-    if let Some(closed) = CLOSED.iter().find(inside) {
+    if let Some(closed) = closed(path) {
         return Err(format!("fields of '{closed}' decide what is generated, and are never passed over"));
     }
     if path.contains('.') {
@@ -95,6 +93,14 @@ fn check_path(path: &str) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The part of a request that nothing opens, where the path is of one.
+fn closed(path: &str) -> Option<&'static str> {
+    let inside = |closed: &&&str| {
+        path.strip_prefix(**closed).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    CLOSED.iter().find(inside).copied()
 }
 
 /// Reads past hints in one request, and remembers what was dropped beyond the table.
@@ -135,7 +141,10 @@ impl<'a> Hints<'a> {
             let Some(name) = next else { break };
             let path = fields.path(&name);
             let general = general(&path);
-            let hint = HINTS.iter().find(|hint| hint.api == self.api && hint.path == general);
+            // What the request's own reader turns comes here only in a request that has no such field.
+            let read = |hint: &Hint| hint.honoured && !general.contains('.');
+            let listed = |hint: &&Hint| hint.api == self.api && hint.path == general && !read(hint);
+            let hint = HINTS.iter().find(listed);
             if let Some(hint) = hint {
                 if let Some(raw) = fields.raw(&name) {
                     hint.check(raw, &path)?;
@@ -145,7 +154,8 @@ impl<'a> Hints<'a> {
             } else {
                 let others = refused.iter().map(|(name, _)| *name);
                 let meant = known.iter().copied().chain(others).find(|known| near::is_near(known, &name));
-                if meant.is_some() || !self.policy.warn || self.ignored.len() == WARNED_MAX {
+                let passes = self.policy.warn && closed(&general).is_none();
+                if meant.is_some() || !passes || self.ignored.len() == WARNED_MAX {
                     return Err(unknown(&path, &general, meant, self.policy.warn));
                 }
                 fields.raw(&name);
@@ -174,7 +184,9 @@ fn unknown(path: &str, general: &str, meant: Option<&str>, warns: bool) -> ApiEr
             "It belongs to other requests, and does nothing in this one.".to_owned()
         }
         Some(meant) => format!("Did you mean '{meant}'?"),
-        None if warns => format!("A request may have {WARNED_MAX} unknown fields."),
+        None if warns && closed(general).is_none() => {
+            format!("A request may have {WARNED_MAX} unknown fields.")
+        }
         None if check_path(general).is_ok() => format!(
             "Leave it out. If it asks for nothing that matters, the server can be started with '--accept-hint {general}', or with \
              '--unknown-fields warn'."
@@ -270,6 +282,7 @@ mod tests {
         for path in [
             "tools",
             "tools[].mood",
+            "options.mood",
             "reasoning.mood",
             "thinking.mood",
             "response_format.mood",
@@ -305,7 +318,8 @@ mod tests {
             let bodies = || BODIES.iter().filter(|body| body.hints == Some(hint.api));
             assert!(bodies().count() > 0, "{}", hint.path);
             let opened = check_path(hint.path).is_ok() || !hint.path.contains('.');
-            assert!(opened || hint.honoured, "{}", hint.path);
+            // Those of `options` are read past by its own reader, and tried with it.
+            assert!(opened || hint.honoured || hint.path.starts_with("options."), "{}", hint.path);
             for body in bodies().filter(|_| !hint.honoured) {
                 assert!(body.known().all(|name| name != hint.path), "{}: {}", body.name, hint.path);
             }

@@ -17,7 +17,12 @@ use crate::openapi::tables::Api;
 pub enum Shape {
     Object,
     List,
+    Boolean,
     Count,
+    Integer,
+    Number,
+    /// Seconds as a number, or with units as Go writes it: `5m`, `1h30m`, `-1`.
+    Duration,
     Words(&'static [&'static str]),
     /// A list of objects whose `type` is one of these.
     Kinds(&'static [&'static str]),
@@ -28,7 +33,11 @@ impl fmt::Display for Shape {
         match self {
             Self::Object => f.write_str("an object"),
             Self::List => f.write_str("a list"),
+            Self::Boolean => f.write_str("true or false"),
             Self::Count => f.write_str("a whole number"),
+            Self::Integer => f.write_str("an integer"),
+            Self::Number => f.write_str("a number"),
+            Self::Duration => f.write_str("a number of seconds, or a duration such as 5m"),
             Self::Words(words) => one_of(f, words),
             Self::Kinds(kinds) => {
                 f.write_str("an object with a list of edits of the types ")?;
@@ -81,7 +90,15 @@ impl Hint {
         let fits = match self.shape {
             Shape::Object => matches!(raw, Json::Object(_)),
             Shape::List => raw.is_list(),
+            Shape::Boolean => matches!(raw, Json::Bool(_)),
             Shape::Count => parse::<u32>(raw.clone(), path).is_ok(),
+            Shape::Integer => parse::<i64>(raw.clone(), path).is_ok(),
+            Shape::Number => matches!(raw, Json::Number(_)),
+            Shape::Duration => match &raw {
+                Json::Number(_) => true,
+                Json::String(text) => is_duration(text),
+                _ => false,
+            },
             Shape::Words(words) => {
                 parse::<String>(raw.clone(), path).is_ok_and(|word| words.contains(&&*word))
             }
@@ -99,10 +116,37 @@ impl Hint {
     }
 }
 
+/// As Go's `time.ParseDuration` takes it, and a number without a unit.
+fn is_duration(text: &str) -> bool {
+    let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if text.parse::<u64>().is_ok() {
+        return true;
+    }
+    let mut parts = text.split_inclusive(|c: char| !(c.is_ascii_digit() || c == '.')).peekable();
+    let mut any = false;
+    while let Some(part) = parts.next() {
+        let number = part.trim_end_matches(|c: char| !(c.is_ascii_digit() || c == '.'));
+        let mut unit = part[number.len()..].to_owned();
+        // A unit of two letters is two parts.
+        if let Some(second) = parts.next_if(|next| next.starts_with(|c: char| c.is_alphabetic())) {
+            unit += second;
+        }
+        let known = ["ns", "us", "µs", "ms", "s", "m", "h"].contains(&&*unit);
+        any = known && number.parse::<f64>().is_ok();
+        if !any {
+            return false;
+        }
+    }
+    any
+}
+
 const EFFORT: Shape = Shape::Words(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
 const VERBOSITY: Shape = Shape::Words(&["low", "medium", "high"]);
 const NO_PLACE: &str = "where the chat template has a word, a switch or a budget for it, that is turned; a model without one thinks as it does";
 const LENGTH: &str = "an answer is as long as the model makes it; nothing is cut or padded";
+const LOADED: &str = "memory, devices and threads are those that the server was started with";
+const NEVER_CUT: &str = "the context is the served model's; what does not fit into it is a 400, and nothing of a prompt is dropped to go on";
+const MIROSTAT: &str = "it belongs to mirostat, which is off";
 const CACHED: &str = "every prompt is cached, and a tenant's hits are its own";
 
 const fn row(api: Api, path: &'static str, shape: Shape, why: &'static str, sent_by: &'static str) -> Hint {
@@ -206,4 +250,47 @@ pub const HINTS: &[Hint] = &[
         "codex",
     ),
     row(Api::Responses, "text.verbosity", VERBOSITY, LENGTH, "codex"),
+    row(
+        Api::Ollama,
+        "keep_alive",
+        Shape::Duration,
+        "the model stays loaded as long as the server runs",
+        "Ollama's SDKs, Open WebUI",
+    ),
+    row(Api::Ollama, "options.f16_kv", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    row(
+        Api::Ollama,
+        "options.logits_all",
+        Shape::Boolean,
+        "log probabilities are asked for with logprobs",
+        "Ollama's SDKs",
+    ),
+    row(Api::Ollama, "options.low_vram", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.main_gpu", Shape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.mirostat_eta", Shape::Number, MIROSTAT, "Ollama's SDKs"),
+    row(Api::Ollama, "options.mirostat_tau", Shape::Number, MIROSTAT, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_batch", Shape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_ctx", Shape::Integer, NEVER_CUT, "Ollama's SDKs, Open WebUI, LangChain"),
+    row(Api::Ollama, "options.num_gpu", Shape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_keep", Shape::Integer, NEVER_CUT, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_thread", Shape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.numa", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.use_mlock", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.use_mmap", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    partly(Api::Ollama, "think", EFFORT, NO_PLACE, "Ollama's SDKs"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_those_of_go() {
+        for text in ["5m", "-1", "0", "300ms", "1.5h", "2h45m", "-1m", "10us", "3600", "1h30m5s"] {
+            assert!(is_duration(text), "{text}");
+        }
+        for text in ["", "m", "5 m", "five", "1h30", "5mm", "1..5s", "ms5"] {
+            assert!(!is_duration(text), "{text}");
+        }
+    }
+}

@@ -59,7 +59,8 @@ pub fn conversation(
     Ok((conversation, budget))
 }
 
-fn logprobs(fields: &mut Fields, limit: u32) -> Result<Option<u32>, ApiError> {
+/// Takes `logprobs` and `top_logprobs`.
+pub(crate) fn logprobs(fields: &mut Fields, limit: u32) -> Result<Option<u32>, ApiError> {
     let wanted = fields.take::<bool>("logprobs")?.unwrap_or(false);
     let top = fields.take("top_logprobs")?;
     let top = within(fields, "top_logprobs", top, (0, limit))?;

@@ -14,26 +14,57 @@ const INPUT: &str = "input";
 /// Texts or token ids, and what their vectors are to be like.
 pub struct Request {
     pub generation: Generation,
+    /// The field of the inputs.
+    pub param: &'static str,
     pub inputs: Vec<Prompt>,
+    /// What is longer than the context loses its end.
+    pub cut: bool,
     pub form: Form,
     pub notes: Notes,
 }
 
-/// How a vector is written.
+/// How vectors are written.
 #[derive(Clone, Copy)]
 pub struct Form {
-    pub base64: bool,
+    pub shape: VectorShape,
     pub dimensions: Option<usize>,
+}
+
+/// Whose answer it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum VectorShape {
+    /// OpenAI's objects.
+    Objects { base64: bool },
+    /// A list of lists, Ollama's.
+    Rows,
+    /// The only list, of Ollama's older API.
+    Row,
+}
+
+/// `can`: why the model makes no vectors, if it makes none.
+pub fn check_makes(can: Result<(), &str>) -> Result<(), ApiError> {
+    can.map_err(|why| ApiError {
+        code: Some("no_embeddings"),
+        ..ApiError::bad_request(format!("This model makes no embeddings: {why}."))
+    })
+}
+
+/// The inputs, which the field `param` has.
+pub fn inputs(given: Prompts, param: &str, context: &Context) -> Result<Vec<Prompt>, ApiError> {
+    let inputs = given.into_list(context.limits.embedding_inputs, param)?;
+    let ids =
+        inputs.iter().filter_map(|input| if let Prompt::Tokens(ids) = input { Some(ids) } else { None });
+    for ids in ids {
+        context.model.check_token_ids(ids, param)?;
+    }
+    Ok(inputs)
 }
 
 /// Reads a request. `can`: why the model makes no vectors, if it makes none.
 pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Request, ApiError> {
     let mut fields = Fields::of_body(body)?;
     context.check_model(&mut fields)?;
-    can.map_err(|why| ApiError {
-        code: Some("no_embeddings"),
-        ..ApiError::bad_request(format!("This model makes no embeddings: {why}."))
-    })?;
+    check_makes(can)?;
     let generation = Generation::pooled(&mut fields)?;
     labels::name(&mut fields, "user")?;
     let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
@@ -46,13 +77,9 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
     };
     let dimensions = fields.take("dimensions")?;
     let dimensions = within(&fields, "dimensions", dimensions, (1, context.model.hidden as usize))?;
-    let inputs: Prompts = fields.require(INPUT)?;
+    let given: Prompts = fields.require(INPUT)?;
     let notes = Hints::new(&context.hints, Api::Embeddings).close(fields, &EMBEDDING)?;
-    let inputs = inputs.into_list(context.limits.embedding_inputs, INPUT)?;
-    let ids =
-        inputs.iter().filter_map(|input| if let Prompt::Tokens(ids) = input { Some(ids) } else { None });
-    for ids in ids {
-        context.model.check_token_ids(ids, INPUT)?;
-    }
-    Ok(Request { generation, inputs, form: Form { base64, dimensions }, notes })
+    let inputs = inputs(given, INPUT, context)?;
+    let form = Form { shape: VectorShape::Objects { base64 }, dimensions };
+    Ok(Request { generation, param: INPUT, inputs, cut: false, form, notes })
 }

@@ -218,21 +218,6 @@ struct FunctionCall<'a> {
     arguments: String,
 }
 
-/// The delta's text of one kind, wherever it stands.
-fn joined<'a>(delta: &'a Delta, kind: impl Fn(&'a OutputEvent) -> Option<&'a str>) -> Cow<'a, str> {
-    let mut all = Cow::Borrowed("");
-    delta.pieces.iter().filter_map(kind).for_each(|text| all += text);
-    all
-}
-
-fn text(delta: &Delta) -> Cow<'_, str> {
-    joined(delta, |piece| if let OutputEvent::Content(text) = piece { Some(text) } else { None })
-}
-
-fn reasoning(delta: &Delta) -> Cow<'_, str> {
-    joined(delta, |piece| if let OutputEvent::Reasoning(text) = piece { Some(text) } else { None })
-}
-
 /// Ascending by index; one entry for each call.
 fn calls(delta: &Delta, streamed: bool) -> Vec<ToolCall<'_>> {
     let mut calls: Vec<(u32, ToolCall)> = Vec::new();
@@ -261,8 +246,9 @@ struct ChatLogprobs {
     refusal: Option<()>,
 }
 
+/// A token with its log probability, as chats and Ollama's API tell it.
 #[derive(Serialize)]
-struct ChatToken {
+pub(crate) struct ChatToken {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
@@ -274,6 +260,32 @@ struct ChatTop {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
+}
+
+/// Each with its `wanted` alternatives.
+pub(crate) fn chat_tokens(tokenizer: &Tokenizer, scored: &[Scored], wanted: u32) -> Vec<ChatToken> {
+    let bytes = |id: u32| tokenizer.token_bytes(id).to_vec();
+    let top = |(id, logprob): &(u32, f32)| ChatTop {
+        token: token_text(tokenizer, *id),
+        logprob: finite(*logprob),
+        bytes: bytes(*id),
+    };
+    let token = |entry: &Scored| ChatToken {
+        token: token_text(tokenizer, entry.id),
+        logprob: finite(entry.logprobs.logprob),
+        bytes: bytes(entry.id),
+        top_logprobs: entry.logprobs.top.iter().take(wanted as usize).map(top).collect(),
+    };
+    scored.iter().map(token).collect()
+}
+
+/// A token's text where its bytes are UTF-8, else its bytes as `\xe2\x82`, OpenAI's way.
+fn token_text(tokenizer: &Tokenizer, id: u32) -> String {
+    let bytes = tokenizer.token_bytes(id);
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
+    }
 }
 
 #[derive(Serialize)]
@@ -342,8 +354,8 @@ impl CompletionWriter {
             Kind::Chat => {
                 let part = MessageDelta {
                     role: None,
-                    content: some(text(delta)),
-                    reasoning_content: some(reasoning(delta)),
+                    content: some(delta.content()),
+                    reasoning_content: some(delta.reasoning()),
                     tool_calls: calls(delta, true),
                 };
                 let choice = ChatChoice {
@@ -413,7 +425,7 @@ impl CompletionWriter {
         let mut list = vec![None];
         for (id, entry) in prompt.tokens.iter().skip(1).zip(entries) {
             let describe = |id: u32, logprob: f32, rank: u32| {
-                let decoded_token = self.token_text(id);
+                let decoded_token = token_text(&self.tokenizer, id);
                 (id, PromptLogprob { logprob: finite(logprob), rank, decoded_token })
             };
             let mut map = vec![describe(*id, entry.logprob, entry.rank)];
@@ -451,7 +463,7 @@ impl CompletionWriter {
     }
 
     fn chat_choice<'a>(&'a self, choice: &'a Finished) -> ChatChoice<'a> {
-        let (text, reasoning_content) = (text(&choice.delta), some(reasoning(&choice.delta)));
+        let (text, reasoning_content) = (choice.delta.content(), some(choice.delta.reasoning()));
         let tool_calls = calls(&choice.delta, false);
         let message = Message {
             role: "assistant",
@@ -487,7 +499,7 @@ impl CompletionWriter {
     ) -> CompletionChoice<'a> {
         CompletionChoice {
             index,
-            text: text(delta),
+            text: delta.content(),
             logprobs: self.completion_logprobs(&delta.scored),
             finish_reason: finish.map(|finish| finish.reason),
             stop_reason: finish.and_then(|finish| finish.stop_reason.as_ref()),
@@ -502,18 +514,9 @@ impl CompletionWriter {
         self.return_token_ids.then_some(&delta.token_ids)
     }
 
-    /// A token's text where its bytes are UTF-8, else its bytes as `\xe2\x82`, OpenAI's way.
-    fn token_text(&self, id: u32) -> String {
-        let bytes = self.tokenizer.token_bytes(id);
-        match std::str::from_utf8(bytes) {
-            Ok(text) => text.to_owned(),
-            Err(_) => bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect(),
-        }
-    }
-
-    /// The same for completions, where a prefix marks bytes.
+    /// [`token_text`] for completions, where a prefix marks bytes.
     fn completion_token_text(&self, id: u32) -> String {
-        let text = self.token_text(id);
+        let text = token_text(&self.tokenizer, id);
         if std::str::from_utf8(self.tokenizer.token_bytes(id)).is_ok() {
             text
         } else {
@@ -522,28 +525,9 @@ impl CompletionWriter {
     }
 
     fn chat_logprobs(&self, scored: &[Scored]) -> Option<ChatLogprobs> {
-        let wanted = self.logprobs? as usize;
-        if scored.is_empty() {
-            return None;
-        }
-        let bytes = |id: u32| self.tokenizer.token_bytes(id).to_vec();
-        let token = |entry: &Scored| ChatToken {
-            token: self.token_text(entry.id),
-            logprob: finite(entry.logprobs.logprob),
-            bytes: bytes(entry.id),
-            top_logprobs: entry
-                .logprobs
-                .top
-                .iter()
-                .take(wanted)
-                .map(|(id, lp)| ChatTop {
-                    token: self.token_text(*id),
-                    logprob: finite(*lp),
-                    bytes: bytes(*id),
-                })
-                .collect(),
-        };
-        Some(ChatLogprobs { content: scored.iter().map(token).collect(), refusal: None })
+        let wanted = self.logprobs?;
+        (!scored.is_empty())
+            .then(|| ChatLogprobs { content: chat_tokens(&self.tokenizer, scored, wanted), refusal: None })
     }
 
     fn completion_logprobs(&self, scored: &[Scored]) -> Option<CompletionLogprobs> {

@@ -3,6 +3,7 @@
 //! Owns: the document, made of [`tables`], and the tables of `docs/api.md`. A field in it is honoured; one under `x-refused`
 //! exists elsewhere and is a 400 here, with that reason; any other is a 400 too (`additionalProperties: false`).
 
+pub mod ollama;
 pub mod tables;
 
 use std::fmt::Write as _;
@@ -67,8 +68,11 @@ fn operation(route: &Route) -> Value {
     }
     let mut responses = Map::new();
     responses.insert("200".into(), json!({"description": route.about, "content": content(route.reply)}));
-    let anthropic = route.path.starts_with("/v1/messages");
-    let name = if anthropic { "AnthropicError" } else { "Error" };
+    let name = match route.path {
+        path if path.starts_with("/v1/messages") => "AnthropicError",
+        path if path.starts_with("/api/") => "OllamaError",
+        _ => "Error",
+    };
     for (status, about) in REFUSALS {
         let told = json!({"schema": {"$ref": format!("#/components/schemas/{name}")}});
         let refusal = json!({"description": about, "content": {"application/json": told}});
@@ -107,18 +111,22 @@ fn content(reply: Reply) -> Value {
             json!({kind: {"schema": {"type": "string"}}})
         }
         Reply::Object(members, streamed) => {
-            let members: Vec<Field> = members.to_vec();
-            let names: Vec<&str> = members.iter().map(|(name, _)| *name).collect();
-            let object =
-                json!({"type": "object", "required": names, "properties": properties(&[&members], false)});
-            let mut content = json!({"application/json": {"schema": object}});
+            let mut content = json!({"application/json": {"schema": object(members)}});
             if streamed {
                 // What the events hold is told in docs/api.md.
                 content["text/event-stream"] = json!({});
             }
             content
         }
+        Reply::Lines(members) => {
+            json!({"application/json": {"schema": object(members)}, "application/x-ndjson": {}})
+        }
     }
+}
+
+fn object(members: &[Field]) -> Value {
+    let names: Vec<&str> = members.iter().map(|(name, _)| *name).collect();
+    json!({"type": "object", "required": names, "properties": properties(&[members], false)})
 }
 
 fn request(body: &Body) -> Value {
@@ -168,7 +176,7 @@ fn schema(kind: &str, nullable: bool) -> Value {
     Value::Object(schema)
 }
 
-/// Both APIs' refusals.
+/// Each API's refusals.
 fn errors() -> Map<String, Value> {
     let text = json!({"type": "string"});
     let maybe = json!({"type": ["string", "null"]});
@@ -184,7 +192,12 @@ fn errors() -> Map<String, Value> {
         "type": "object", "required": ["type", "error"],
         "properties": {"type": {"const": "error"}, "error": detail, "request_id": maybe},
     });
-    Map::from_iter([("Error".to_owned(), error), ("AnthropicError".to_owned(), anthropic)])
+    let ollama = json!({
+        "type": "object", "required": ["error"],
+        "properties": {"error": text, "param": maybe, "code": maybe},
+    });
+    let named = [("Error", error), ("AnthropicError", anthropic), ("OllamaError", ollama)];
+    named.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 
 /// The part of `docs/api.md` that the tables make.

@@ -1,8 +1,9 @@
 //! What there is: every route, and the fields of every JSON request.
 //!
-//! Invariant: routes are those of `serve`, and fields those that the readers take; tests compare both (`openapi::tests` and
+//! Ollama's are in `ollama`. Invariant: routes are those of `serve`, and fields those that the readers take; tests compare both (`openapi::tests` and
 //! `tests/openapi.rs`), so this cannot be wrong for long.
 
+use super::ollama;
 use crate::refused;
 
 /// Whose shape a request has.
@@ -13,6 +14,7 @@ pub enum Api {
     Embeddings,
     Responses,
     Messages,
+    Ollama,
 }
 
 impl Api {
@@ -23,6 +25,7 @@ impl Api {
             Self::Embeddings => "embeddings",
             Self::Responses => "responses",
             Self::Messages => "messages",
+            Self::Ollama => "Ollama's",
         }
     }
 }
@@ -65,6 +68,8 @@ impl Body {
 pub enum Reply {
     /// An object with these members at least; with `true` also as events, where the request asks for a stream.
     Object(&'static [Field], bool),
+    /// The same, as lines of JSON.
+    Lines(&'static [Field]),
     List,
     /// Of this content type.
     Text(&'static str),
@@ -82,7 +87,7 @@ pub struct Route {
 
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
 pub const OPEN: &[&str] =
-    &["/", "/health", "/livez", "/readyz", "/ping", "/metrics", "/openapi.json", "/version"];
+    &["/", "/health", "/livez", "/readyz", "/ping", "/metrics", "/openapi.json", "/version", "/api/version"];
 const SAMPLING: &[Field] = &[
     ("temperature", "number 0 2"),
     ("top_p", "number 0 1"),
@@ -345,6 +350,12 @@ pub const BODIES: &[Body] = &[
     PREFIX_REQUEST,
     PREFIX_CHANGE,
     BATCH_REQUEST,
+    ollama::CHAT,
+    ollama::GENERATE,
+    ollama::EMBED,
+    ollama::EMBEDDINGS,
+    ollama::SHOW,
+    ollama::PULL,
 ];
 /// The parts of an uploaded form; `file` is a file.
 pub const UPLOAD: &[Field] = &[
@@ -499,6 +510,16 @@ pub const ROUTES: &[Route] = &[
             WHY,
         )
     },
+    post("/api/chat", "Ollama's: an answer to a conversation", Some(&ollama::CHAT), ollama::ANSWER),
+    post("/api/generate", "Ollama's: an answer to a text", Some(&ollama::GENERATE), ollama::ANSWER),
+    post("/api/embed", "Ollama's: a vector for each input", Some(&ollama::EMBED), ollama::VECTORS),
+    post("/api/embeddings", "Ollama's older: a vector", Some(&ollama::EMBEDDINGS), ollama::VECTOR),
+    get("/api/tags", "Ollama's: the served model", ollama::MODELS),
+    get("/api/ps", "Ollama's: the served model, as it is loaded", ollama::MODELS),
+    post("/api/show", "Ollama's: what the served model is and can do", Some(&ollama::SHOW), ollama::SHOWN),
+    post("/api/pull", "Ollama's: whether a model is here", Some(&ollama::PULL), ollama::PROGRESS),
+    Route { reply: STATUS, ..delete("/api/delete", "Ollama's: refused, with what to do instead") },
+    get("/api/version", "The version of Ollama's API", Reply::Object(&[("version", "string")], false)),
     get("/health", "Whether work goes on", STATUS),
     get("/livez", "Whether the process answers", STATUS),
     get("/readyz", "Whether requests should be sent here", STATUS),

@@ -197,7 +197,7 @@ fn introduction(served: &Served, headers: &HeaderMap) -> String {
     let body = body.replace('\'', "'\\''");
     let routes = ROUTES.iter().map(|route| format!("{} {}", route.method.to_uppercase(), route.path));
     format!(
-        "Folio {} serves the model {model} (context {} tokens) over OpenAI's and Anthropic's APIs.\n\n\
+        "Folio {} serves the model {model} (context {} tokens) over OpenAI's, Anthropic's and Ollama's APIs.\n\n\
          Try it:\n\n  curl http://{host}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n\n\
          Routes: {}\n",
         served.version,

@@ -149,6 +149,7 @@ impl ResponseDriver {
                     self.fail(refused(reason, "cache.pin", "cache.pin"));
                 }
                 self.record.prompt(prompt, &self.job.prompts[prompt].tokens, cached_tokens, us);
+                self.usage.times.prompt = at - self.job.arrived;
                 self.prompt_done(prompt, cached_tokens, prompt_logprobs);
             }
             Event::Token { choice, token } => {
@@ -299,6 +300,7 @@ impl ResponseDriver {
             *tokens += u64::from(slot.choice.reasoning_tokens - thought);
         }
         self.usage.completion_tokens += counted;
+        self.usage.times.answer = (at - self.job.arrived).saturating_sub(self.usage.times.prompt);
         metrics.generated(counted);
         self.meter.generated(counted);
         match stopped {

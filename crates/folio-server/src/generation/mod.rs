@@ -9,6 +9,7 @@ pub(crate) mod run;
 pub(crate) mod sampling;
 pub(crate) mod screening;
 pub(crate) mod tokenizing;
+pub(crate) mod truncation;
 
 use std::sync::Arc;
 

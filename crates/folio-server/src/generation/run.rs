@@ -39,9 +39,9 @@ impl Generator {
     ) -> Result<Response<Body>, ApiError> {
         let notes = job.notes.clone();
         let mut response = if job.generation.stream.is_some() {
-            let idle = job.writer.keep_alive();
+            let form = (job.writer.framing(), job.writer.keep_alive());
             let (abort, events) = self.start_streaming(tenant, job, flight).await?;
-            stream::response(events, abort.guard(), self.load.limits.keep_alive, idle)
+            stream::response(events, abort.guard(), self.load.limits.keep_alive, form)
         } else {
             let whole = self.start(tenant, job, flight).await?.answer().await?;
             json_bytes(Bytes::from_owner(whole))
@@ -71,7 +71,7 @@ impl Generator {
         flight: Flight,
     ) -> Result<(Abort, stream::FrameReader), ApiError> {
         let unread = self.load.unread.answer(&tenant.gate);
-        let (events, reader) = Events::new(unread.clone());
+        let (events, reader) = Events::new(unread.clone(), job.writer.framing());
         let abort = self.spawn(tenant, job, flight, (unread, Output::Stream(events))).await?;
         Ok((abort, reader))
     }

@@ -4,6 +4,7 @@
 
 pub(crate) mod anthropic;
 pub(crate) mod connections;
+pub(crate) mod ollama;
 pub(crate) mod pieces;
 pub(crate) mod refused;
 pub(crate) mod reply;
@@ -43,15 +44,18 @@ pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
     .await
 }
 
+const FORM: &str = "application/x-www-form-urlencoded";
+
 pub fn fresh_id() -> String {
     format!("{:032x}", u128::from_le_bytes(random()))
 }
 
-pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// `form`: whether JSON may be called what `curl -d` calls every body.
+pub fn check_content_type(headers: &HeaderMap, form: bool) -> Result<(), ApiError> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let value = value.to_str().unwrap_or("?");
-    let essence = value.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") || essence.to_ascii_lowercase().ends_with("+json") {
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || essence.ends_with("+json") || (form && essence == FORM) {
         return Ok(());
     }
     let message = format!("Unsupported content type '{value}'; send 'Content-Type: application/json'.");

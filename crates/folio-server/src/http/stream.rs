@@ -1,4 +1,4 @@
-//! Server-sent events: a response body fed by a task, with keep-alive comments, that reports when nobody reads it.
+//! Event streams, server-sent events or lines: a response body fed by a task, with signs of life, that reports when nobody reads it.
 //!
 //! Invariants: the task that fills it never waits for the reader. What a slow reader has not accepted is held in memory and
 //! counted in bytes (`unread`), frame by frame until its last byte is accepted. Dropping the body (the client vanished) drops the
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
-use folio_api::events::EventSink;
+use folio_api::events::{EventSink, Framing};
 use folio_engine::CancelFlag;
 use futures_core::Stream;
 use parking_lot::Mutex;
@@ -71,7 +71,7 @@ const PART: usize = 64 << 10;
 const FRAME: usize = 64;
 
 /// The writing end. Sending to a reader that left does nothing.
-pub struct Events(Arc<Frames>);
+pub struct Events(Arc<Frames>, Framing);
 
 /// Frames on their way to the reader.
 struct Frames {
@@ -93,27 +93,39 @@ struct QueuedFrames {
 
 impl Events {
     /// An event stream of a request, and its reading end.
-    pub fn new(unread: Arc<Unread>) -> (Self, FrameReader) {
+    pub fn new(unread: Arc<Unread>, framing: Framing) -> (Self, FrameReader) {
         let frames = Arc::new(Frames { unread, inner: Mutex::default() });
-        (Self(frames.clone()), FrameReader(frames))
+        (Self(frames.clone(), framing), FrameReader(frames))
     }
 
     /// Drops what was not accepted. What follows is an event of its own.
     pub fn cut(&self) {
         let partly = self.0.clear();
         if partly {
-            self.0.push("\n\n".to_owned());
+            self.0.push(self.end().to_owned());
+        }
+    }
+
+    /// What an event ends with.
+    fn end(&self) -> &'static str {
+        match self.1 {
+            Framing::Events => "\n\n",
+            Framing::Lines => "\n",
         }
     }
 }
 
 impl EventSink for Events {
     fn send(&self, json: &str) {
-        self.0.push(format!("data: {json}\n\n"));
+        let begin = if self.1 == Framing::Events { "data: " } else { "" };
+        self.0.push(format!("{begin}{json}{}", self.end()));
     }
 
     fn named(&self, name: &str, json: &str) {
-        self.0.push(format!("event: {name}\ndata: {json}\n\n"));
+        match self.1 {
+            Framing::Events => self.0.push(format!("event: {name}\ndata: {json}\n\n")),
+            Framing::Lines => self.send(json),
+        }
     }
 }
 
@@ -231,7 +243,7 @@ pub fn response(
     events: FrameReader,
     guard: AbortGuard,
     keep_alive: Duration,
-    idle: &'static str,
+    (framing, idle): (Framing, &'static str),
 ) -> Response<Body> {
     // The first at once: headers and a sign of life leave as soon as the engine has taken the request.
     let mut interval = tokio::time::interval_at(Instant::now(), keep_alive);
@@ -239,9 +251,43 @@ pub fn response(
     let body = Body::from_stream(EventBody { events, keep_alive: interval, idle, _guard: guard });
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    let content_type = match framing {
+        Framing::Events => "text/event-stream; charset=utf-8",
+        Framing::Lines => "application/x-ndjson",
+    };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Asks nginx and its like not to hold events back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenancy::gate::Gate;
+    use crate::tenancy::unread::Budget;
+
+    #[tokio::test]
+    async fn what_is_cut_short_ends_as_its_framing_does() {
+        for (framing, sent, named) in [
+            (Framing::Events, "\n\ndata: {}\n\n", "event: e\ndata: []\n\n"),
+            (Framing::Lines, "\n{}\n", "[]\n"),
+        ] {
+            let budget = Budget::new(1 << 30, 1 << 30, Duration::MAX);
+            let gate = Arc::new(Gate::new(Default::default(), std::time::Instant::now()));
+            let (events, reader) = Events::new(budget.answer(&gate), framing);
+            events.send(&"x".repeat(2 * PART));
+            assert_eq!(reader.next().await.unwrap().len(), PART);
+            events.cut();
+            events.send("{}");
+            events.named("e", "[]");
+            drop(events);
+            let mut rest = Vec::new();
+            while let Some(part) = reader.next().await {
+                rest.extend_from_slice(&part);
+            }
+            assert_eq!(String::from_utf8(rest).unwrap(), format!("{sent}{named}"));
+        }
+    }
 }

@@ -66,6 +66,7 @@ impl Scope {
             _ if under("/v1/cache") => Self::Cache,
             _ if under("/v1/files") || under("/v1/batches") => Self::Batch,
             _ if under("/v1/usage") || under("/v1/why") => Self::Usage,
+            "/api/delete" => Self::Admin,
             _ => Self::Generate,
         }
     }

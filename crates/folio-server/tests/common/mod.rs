@@ -18,7 +18,7 @@ use folio_engine::{
     TierStats,
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
-use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig};
+use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig, WeightFacts};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat, work};
 use serde_json::{Value, json};
@@ -96,6 +96,13 @@ pub fn facts() -> ModelFacts {
         defaults: SamplingDefaults { temperature: Some(0.7), top_k: Some(11), ..Default::default() },
         model_digest: [1; 32],
         layout_digest: [2; 32],
+        weights: WeightFacts {
+            family: "test".into(),
+            parameters: 1_500_000,
+            format: "bf16".into(),
+            bytes: 3_000_000,
+            on_gpu: false,
+        },
     }
 }
 
@@ -481,8 +488,22 @@ impl Reply {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
+    /// Of Ollama's shape, which has a text there, as the others'.
     pub fn error(&self) -> Value {
-        self.json()["error"].clone()
+        let json = self.json();
+        match &json["error"] {
+            Value::String(message) => {
+                json!({"message": message, "param": json["param"], "code": json["code"]})
+            }
+            error => error.clone(),
+        }
+    }
+
+    /// Of `application/x-ndjson`.
+    pub fn lines(&self) -> Vec<Value> {
+        let line = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+        assert!(self.text.ends_with('\n'), "the last line is cut short: {:?}", self.text);
+        self.text.lines().map(line).collect()
     }
 
     /// The events of a stream, `[DONE]` as a string.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Client, EOS, FakeEngine, Reply, modelled, reply, tool_app};
 
 /// Every route that reads JSON.
-pub const ROUTES: [&str; 14] = [
+pub const ROUTES: [&str; 20] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -28,6 +28,12 @@ pub const ROUTES: [&str; 14] = [
     "/v1/batches",
     "/v1/cache/prefixes/pfx_00000000000000000000000000000000",
     "/v1/responses/resp_0/cancel",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/show",
+    "/api/pull",
 ];
 
 /// Longest that one answer may take before it counts as none.
@@ -234,6 +240,17 @@ impl Target {
         let shown: String = items.map(|item| text(&item["content"][0]["text"])).collect();
         let deltas = frames.iter().filter(|frame| frame["type"] == "response.output_text.delta");
         assert_eq!(deltas.map(|frame| text(&frame["delta"])).collect::<String>(), shown);
+
+        let body = json!({"messages": messages, "tools": [tool], "options": {"num_predict": 600}});
+        let whole = ask("/api/chat", &super::merged(body.clone(), json!({"stream": false}))).json();
+        let lines = ask("/api/chat", &body).lines();
+        for part in ["content", "thinking"] {
+            assert_eq!(joined(&lines, &format!("/message/{part}")), text(&whole["message"][part]));
+        }
+        let calls = |line: &Value| line["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+        let plain = |mut call: Value| call["function"].take();
+        let streamed = lines.iter().flat_map(calls).map(plain).collect::<Vec<_>>();
+        assert_eq!(streamed, calls(&whole).into_iter().map(plain).collect::<Vec<_>>());
     }
 }
 

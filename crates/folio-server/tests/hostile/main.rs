@@ -122,6 +122,9 @@ async fn what_is_over_its_limit_is_refused_before_it_is_read() {
         "/v1/batches",
         "/v1/embeddings",
         "/v1/cache/prefixes",
+        "/api/chat",
+        "/api/embed",
+        "/api/show",
     ] {
         // Its limit is used up by requests that are refused for what is in them.
         for _ in 0..5 {

@@ -22,7 +22,7 @@ pub use tools::*;
     name = "folio",
     version,
     about = "Serve open-weight language models on the machine you have",
-    long_about = "Folio serves open-weight language models behind the HTTP APIs that OpenAI's and Anthropic's clients already speak.\n\
+    long_about = "Folio serves open-weight language models behind the HTTP APIs that OpenAI's, Anthropic's and Ollama's clients already speak.\n\
                   Without a command it serves the small model that is built in, so there is nothing to download first.",
     after_help = "Examples:\n  \
         folio                                         serve the built-in model on http://127.0.0.1:8000\n  \

@@ -25,6 +25,7 @@ pub struct StartReport {
     pub threads: usize,
     /// "2 threads", "NVIDIA H200, 140 GiB".
     pub device: String,
+    pub on_gpu: bool,
     pub weight_bytes: u64,
     pub kv_blocks: u32,
     pub kv_bytes: u64,

@@ -476,8 +476,10 @@ impl Job {
         let body = Bytes::copy_from_slice(body.get().as_bytes());
         if self.endpoint == Endpoint::Embeddings {
             let line = Line { job: self, held };
+            let read = folio_api::openai::embeddings::read;
             let (answer, _) =
-                embeddings::answer(generator, tenant, (request_id, body, entry), behind, line).await?;
+                embeddings::answer(generator, tenant, (request_id, body, entry), (read, behind), line)
+                    .await?;
             return Ok(answer.json);
         }
         let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };

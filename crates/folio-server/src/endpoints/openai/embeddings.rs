@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`: prompts in, one vector each out.
+//! `POST /v1/embeddings`, and Ollama's `/api/embed` and `/api/embeddings`: prompts in, one vector each out.
 //!
 //! Owns: reading the request, and what becomes of the engine's vectors (cut to `dimensions`, normalized, written). Must never:
 //! be a second way to the engine: inputs are prompts of jobs like any other, a bounded number of them at a time, so that a
@@ -12,10 +12,11 @@ use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use folio_api::ApiError;
+use folio_api::Context;
 use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
 use folio_api::hints::Notes;
 use folio_api::openai::completions::Prompt;
-use folio_api::openai::embeddings::{self, Form, Request};
+use folio_api::openai::embeddings::{self, Form, Request, VectorShape};
 use folio_api::params::Generation;
 use folio_engine::{Pooling, SamplingParams};
 use folio_text::work::giving_way;
@@ -39,7 +40,6 @@ use crate::threads::Lost;
 const AT_ONCE: usize = 256;
 /// Longest pause before the rest of a list, which was told to come again, does.
 const AGAIN_S_MAX: u32 = 30;
-const INPUT: &str = "input";
 
 /// A request that was read.
 struct Prepared {
@@ -66,10 +66,18 @@ impl Waiting for Connected {
     }
 }
 
+/// Reads a request; told why the model makes no vectors, if it makes none.
+pub(crate) type Read = fn(&[u8], &Context, Result<(), &str>) -> Result<Request, ApiError>;
+
 pub(crate) async fn create(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
+    reply(generator, request, embeddings::read).await
+}
+
+/// Answers a request that is read so.
+pub(crate) async fn reply(generator: Arc<Generator>, request: JsonRequest, read: Read) -> Reply {
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
     let _counted = generator.load.in_flight.enter();
-    let (answer, notes) = answer(&generator, &tenant, (&id, body, entry), |_| (), Connected).await?;
+    let (answer, notes) = answer(&generator, &tenant, (&id, body, entry), (read, |_| ()), Connected).await?;
     let mut response = json_bytes(Bytes::from_owner(answer));
     tell(&notes, response.headers_mut());
     Ok(response)
@@ -80,13 +88,15 @@ pub(crate) async fn answer(
     generator: &Arc<Generator>,
     tenant: &Tenant,
     (id, body, entry): (&str, Bytes, Arc<AdmittedRequest>),
-    adjust: impl FnOnce(&mut Generation),
+    (read, adjust): (Read, impl FnOnce(&mut Generation)),
     mut waiting: impl Waiting,
 ) -> Result<(Whole, Notes), ApiError> {
-    let mut arrived = Instant::now();
+    let began = Instant::now();
+    let mut arrived = began;
     let inputs = generator.inputs.clone();
     let bytes = body.len();
-    let mut prepared = generator.load.off_thread(tenant.id, bytes, move || prepare(&inputs, &body)).await?;
+    let mut prepared =
+        generator.load.off_thread(tenant.id, bytes, move || prepare(&inputs, &body, read)).await?;
     tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
     let Prepared { generation, pooling, inputs, form, notes } = prepared;
@@ -114,11 +124,24 @@ pub(crate) async fn answer(
         arrived = Instant::now();
     }
     let model = json!(generator.served.name());
-    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     let bytes = data.iter().map(|part| part.json.len()).sum::<usize>();
     let join = move || {
-        let end = format!(r#"],"model":{model},"usage":{usage}}}"#);
-        Whole::joined(&format!(r#"{{"id":"{name}","object":"list","data":["#), data, &end)
+        let (begin, end) = match form.shape {
+            VectorShape::Objects { .. } => {
+                let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+                let begin = format!(r#"{{"id":"{name}","object":"list","data":["#);
+                (begin, format!(r#"],"model":{model},"usage":{usage}}}"#))
+            }
+            VectorShape::Rows => {
+                let figures = format!(
+                    r#""total_duration":{},"load_duration":0,"prompt_eval_count":{tokens}"#,
+                    began.elapsed().as_nanos()
+                );
+                (r#"{"embeddings":["#.to_owned(), format!(r#"],"model":{model},{figures}}}"#))
+            }
+            VectorShape::Row => (r#"{"embedding":"#.to_owned(), "}".to_owned()),
+        };
+        Whole::joined(&begin, data, &end)
     };
     if bytes <= AT_ONCE_BYTES {
         return Ok((join(), notes));
@@ -133,21 +156,24 @@ fn prompt_job(tokens: &Arc<[u32]>, generation: &Generation) -> Result<PromptJob,
     Ok(PromptJob { retention, ..PromptJob::new(tokens.clone(), SamplingParams::greedy(0)) })
 }
 
-fn prepare(processor: &InputProcessor, body: &[u8]) -> Result<Prepared, ApiError> {
+fn prepare(processor: &InputProcessor, body: &[u8], read: Read) -> Result<Prepared, ApiError> {
     let served = &processor.served;
     let pooling = &served.model.pooling;
     let can = pooling.as_ref().map(|_| ()).map_err(String::as_str);
-    let Request { generation, inputs, form, notes } = embeddings::read(body, &served.context, can)?;
+    let mut request = read(body, &served.context, can)?;
+    let inputs = std::mem::take(&mut request.inputs);
     let inputs: Result<Vec<_>, ApiError> =
-        inputs.into_iter().map(|input| Ok(tokens(processor, input, &generation)?.into())).collect();
+        inputs.into_iter().map(|input| Ok(tokens(processor, input, &request)?.into())).collect();
+    let Request { generation, form, notes, .. } = request;
     let pooling = pooling.clone().map_err(ApiError::internal)?;
     Ok(Prepared { generation, pooling, inputs: inputs?, form, notes })
 }
 
 /// One input as the model reads it, cut as asked.
-fn tokens(inputs: &InputProcessor, input: Prompt, generation: &Generation) -> Result<Vec<u32>, ApiError> {
+fn tokens(inputs: &InputProcessor, input: Prompt, request: &Request) -> Result<Vec<u32>, ApiError> {
+    let Request { generation, param, cut, .. } = request;
     let facts = &inputs.served.model;
-    let replaced = screen_input(inputs, INPUT, || match &input {
+    let replaced = screen_input(inputs, param, || match &input {
         Prompt::Text(text) => text.clone(),
         Prompt::Tokens(tokens) => inputs.served.tokenizer.decode(tokens, false),
     })?;
@@ -156,20 +182,24 @@ fn tokens(inputs: &InputProcessor, input: Prompt, generation: &Generation) -> Re
         Prompt::Text(text) if text.is_empty() => Vec::new(),
         Prompt::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
-            encode(inputs, None, &text, special, generation.truncate_prompt.is_some(), INPUT)?
+            encode(inputs, None, &text, special, *cut || generation.truncate_prompt.is_some(), param)?
         }
         Prompt::Tokens(tokens) => tokens,
     };
     if tokens.is_empty() {
-        return Err(ApiError::invalid(
-            INPUT,
-            "'input' has an empty text or no tokens; each needs at least one.",
-        ));
+        let message = format!("'{param}' has an empty text or no tokens; each needs at least one.");
+        return Err(ApiError::invalid(*param, message));
     }
     let context = facts.context_length as usize;
     if let Some(keep) = generation.truncate_prompt {
         let keep = usize::try_from(keep).unwrap_or(context);
         tokens.drain(..tokens.len().saturating_sub(keep));
+    }
+    if *cut && tokens.len() > context {
+        // What a tokenizer puts behind a text is what some models pool.
+        let end = tokens.last().copied().filter(|last| inputs.served.tokenizer.is_special(*last));
+        tokens.truncate(context - usize::from(end.is_some()));
+        tokens.extend(end);
     }
     if tokens.len() > context {
         let message = format!(
@@ -177,7 +207,7 @@ fn tokens(inputs: &InputProcessor, input: Prompt, generation: &Generation) -> Re
              truncate_prompt_tokens.",
             tokens.len()
         );
-        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(INPUT, message) });
+        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(*param, message) });
     }
     Ok(tokens)
 }
@@ -193,9 +223,10 @@ impl Vectors {
     fn member(&self, choice: &Finished) -> String {
         let index = self.first + choice.index as usize;
         let vector = normalized(&choice.delta.vector, self.form.dimensions);
-        let embedding = match self.form.base64 {
-            true => format!("\"{}\"", base64(&vector)),
-            false => json!(vector).to_string(),
+        let embedding = match self.form.shape {
+            VectorShape::Objects { base64: true } => format!("\"{}\"", base64(&vector)),
+            VectorShape::Objects { base64: false } => json!(vector).to_string(),
+            VectorShape::Rows | VectorShape::Row => return json!(vector).to_string(),
         };
         format!(r#"{{"object":"embedding","index":{index},"embedding":{embedding}}}"#)
     }

@@ -4,7 +4,6 @@
 //! never: generate or read an answer itself. A tenant reaches its own responses; another's id is answered like one that never existed.
 
 mod sealed;
-mod truncation;
 
 use std::sync::Arc;
 
@@ -24,6 +23,7 @@ use crate::generation::run::Started;
 use crate::generation::sampling::rules;
 use crate::generation::screening::{prepared, screen_conversation};
 use crate::generation::tokenizing::encode_prompt;
+use crate::generation::truncation::truncated;
 use crate::http::Shared;
 use crate::http::fresh_id;
 use crate::http::reply::{Reply, json_bytes, json_response, tell};
@@ -95,7 +95,10 @@ fn prepare(
     let mut request = read.request;
     let screened = screen_conversation(inputs, arrival, &mut request.conversation)?;
     let (rendered, tokens) = match read.truncates {
-        true => truncation::prompt(inputs, tenant, &mut request.conversation, request.generation.max_tokens)?,
+        true => {
+            let wanted = (request.generation.max_tokens, true);
+            truncated(inputs, tenant, &mut request.conversation, wanted, "input")?
+        }
         false => {
             let rendered = prompt(inputs, &mut request.conversation, true)?;
             let tokens = encode_prompt(inputs, Some(tenant), &rendered.prompt, false, false, "input")?;

@@ -320,6 +320,7 @@ impl ResponseDriver {
             return;
         }
         self.abort.finished();
+        self.usage.times.total = self.job.arrived.elapsed();
         match &mut self.output {
             Output::Stream(events) => self.job.writer.closing(self.usage, events),
             Output::Whole(sender) => {

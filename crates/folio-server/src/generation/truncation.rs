@@ -1,4 +1,4 @@
-//! `truncation: "auto"`: a conversation that is too long loses its oldest turns.
+//! A conversation that is too long loses its oldest turns, where its request says so.
 //!
 //! Invariants: instructions stay; what goes are whole turns, each from a message of the user up to the next, so that no call loses its
 //! result; the last turn stays, and is refused where even it does not fit. Cost: one rendering and tokenization where all fits, else one more
@@ -8,25 +8,26 @@ use folio_kv::TenantId;
 use serde_json::Value;
 
 use crate::generation::input::InputProcessor;
-use crate::generation::prompt::{self, Rendered};
+use crate::generation::prompt::{Rendered, prompt};
 use crate::generation::tokenizing::encode_prompt;
 use folio_api::ApiError;
 use folio_api::conversation::Conversation;
 
-/// The prompt of as much of the conversation as fits beside the answer.
-pub fn prompt(
+/// The prompt of as much of the conversation as fits beside the answer. `param` names its field.
+pub fn truncated(
     inputs: &InputProcessor,
     tenant: TenantId,
     conversation: &mut Conversation,
-    max_tokens: Option<u32>,
+    (max_tokens, include_reasoning): (Option<u32>, bool),
+    param: &str,
 ) -> Result<(Rendered, Vec<u32>), ApiError> {
     let room = inputs.served.model.context_length.saturating_sub(max_tokens.unwrap_or(1).max(1)) as usize;
     let tried = |cut: usize| {
         let mut shorter = conversation.clone();
         shorter.messages = without(&conversation.messages, cut);
-        let rendered = prompt::prompt(inputs, &mut shorter, true)?;
+        let rendered = prompt(inputs, &mut shorter, include_reasoning)?;
         // Longer than the context is no error yet.
-        let tokens = encode_prompt(inputs, Some(tenant), &rendered.prompt, false, true, "input")?;
+        let tokens = encode_prompt(inputs, Some(tenant), &rendered.prompt, false, true, param)?;
         Ok((tokens.len() <= room, (shorter, rendered, tokens)))
     };
     let (fits, mut best) = tried(0)?;
