@@ -296,7 +296,7 @@ FAMILIES = {
                                                      mscale=0.707, mscale_all_dim=0.707, original_max_position_embeddings=64)),
                          torch.bfloat16, dict(margin=SMALL_MARGIN, old=True, drop=["head_dim"])),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM,
-                    latent(num_hidden_layers=2, n_shared_experts=2, routed_scaling_factor=1.6, num_experts_per_tok=2,
+                    latent(num_hidden_layers=2, n_shared_experts=2, routed_scaling_factor=1.6,
                            topk_method="group_limited_greedy", n_group=4, topk_group=2),
                     torch.float16, dict(margin=SMALL_MARGIN)),
     # DeepSeek's third version under another name; no groups.
@@ -355,7 +355,7 @@ def randomize(model, seed):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 # Below zero for some experts, so that what a router puts in the place of those that are dropped shows.
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) - 0.5)
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator) - 0.5)
 
 
 def greedy(model, prompt, smallest=MARGIN):

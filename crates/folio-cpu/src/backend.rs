@@ -388,7 +388,9 @@ impl CpuBackend {
                 .iter()
                 .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
                 .collect::<Result<_, _>>()?,
-            packed: HugeBuffer::zeroed(packed.flatten().chain(of_experts).chain(of_heads).max().unwrap_or(0))?,
+            packed: HugeBuffer::zeroed(
+                packed.flatten().chain(of_experts).chain(of_heads).max().unwrap_or(0),
+            )?,
             logits: memory.part(layout.logits, program.head.vocab, program.head.vocab),
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,

@@ -492,12 +492,7 @@ mod tests {
         biased(isa, spec, logits, None)
     }
 
-    fn biased(
-        isa: Isa,
-        spec: &ExpertsSpec,
-        logits: &[f32],
-        bias: Option<&[f32]>,
-    ) -> (Vec<usize>, Vec<f32>) {
+    fn biased(isa: Isa, spec: &ExpertsSpec, logits: &[f32], bias: Option<&[f32]>) -> (Vec<usize>, Vec<f32>) {
         let (mut logits, mut route) = (logits.to_vec(), vec![f32::NAN; 2 * spec.chosen]);
         dispatch(isa, Route { spec, bias, logits: logits.as_mut_ptr(), route: route.as_mut_ptr() });
         let numbers = route[spec.chosen..].iter().map(|number| number.to_bits() as usize).collect();

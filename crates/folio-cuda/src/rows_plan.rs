@@ -70,7 +70,8 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
     };
     let unknown = if program.states().next().is_some() {
         Some("layers that keep a state (gated delta nets)")
-    } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. })) {
+    } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. }))
+    {
         Some("latent attention")
     } else if program.experts.iter().find(routed).is_some() {
         Some("experts that are chosen by sigmoids, with a bias or in groups, or that are scaled")

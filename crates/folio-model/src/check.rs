@@ -235,7 +235,9 @@ impl<L: Loaded> ProgramCheck<'_, L> {
         }
         if let Some(groups) = spec.groups {
             let ExpertGroups { count: of, kept, by_two } = groups;
-            let fits = (1..=ExpertGroups::MOST).contains(&of) && count.is_multiple_of(of) && (1..=of).contains(&kept);
+            let fits = (1..=ExpertGroups::MOST).contains(&of)
+                && count.is_multiple_of(of)
+                && (1..=of).contains(&kept);
             if !fits || kept * (count / of) < chosen || (by_two && count / of < 2) {
                 return Err(format!("{chosen} of {count} experts cannot be chosen in {groups:?}"));
             }
@@ -405,7 +407,11 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
                 && (spec.layer as usize) < group.layers()
         });
         if !fits {
-            return Err(shape_error("the KV cache", &shape, "the model's latents do not fit their cache group"));
+            return Err(shape_error(
+                "the KV cache",
+                &shape,
+                "the model's latents do not fit their cache group",
+            ));
         }
     }
     for (place, values) in program.states() {

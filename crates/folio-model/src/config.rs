@@ -5,6 +5,11 @@
 //! said about their dtype (the tensors themselves decide; how quantized ones are packed is told here). Invariant: a [`Config`] that exists describes a decoder Folio
 //! can run; sizes are bounded so that products of two or three of them cannot overflow.
 
+mod experts;
+mod latent;
+
+pub use experts::Experts;
+pub use latent::Latent;
 use serde_json::Value;
 
 use crate::checkpoint::json::{Fields, parse_object};
@@ -15,12 +20,6 @@ use crate::family::{
 };
 use crate::program::{Activation, ConvolutionSpec, DeltaSpec};
 use crate::rope::{RopeConfig, RopePart};
-
-mod experts;
-mod latent;
-
-pub use experts::Experts;
-pub use latent::Latent;
 
 const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;

@@ -475,7 +475,8 @@ fn feed_forward(
     program: &mut Program,
     buffers: &Buffers,
 ) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &FeedForward { router, router_bias, choice_bias, gate_up, gate_up_bias, down, down_bias, .. } = weights;
+    let &FeedForward { router, router_bias, choice_bias, gate_up, gate_up_bias, down, down_bias, .. } =
+        weights;
     let &Buffers { normed: x, inner, logits, .. } = buffers;
     let activation = config.activation;
     let spec = program.experts.len();

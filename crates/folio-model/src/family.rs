@@ -106,7 +106,10 @@ pub enum Choice {
     /// Likewise, and where `topk_method` says so only those in the groups with the largest.
     GroupedLogits,
     /// Sigmoids of logits and a bias, in the groups whose two largest add up to most. Defaults of `n_group` and `topk_group`.
-    BiasedSigmoids { groups: usize, kept: usize },
+    BiasedSigmoids {
+        groups: usize,
+        kept: usize,
+    },
 }
 
 /// The expert that speaks for every token.
@@ -116,7 +119,9 @@ pub enum Shared {
     /// As strongly as a gate of its own says. The field with its width.
     Gated(&'static str),
     /// As wide as so many others: the default of `n_shared_experts`.
-    Counted { absent: usize },
+    Counted {
+        absent: usize,
+    },
 }
 
 /// How the experts of a layer lie in safetensors files.

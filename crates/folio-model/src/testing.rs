@@ -79,6 +79,7 @@ pub const QUANTIZED: &[&str] = &[
     "fp8_block",
     "fp8_tensor",
     "fp8_experts",
+    "fp8_latent",
     "gpt_oss_mxfp4",
 ];
 

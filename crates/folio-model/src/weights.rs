@@ -536,8 +536,7 @@ impl LayerNames<'_> {
         FeedForward {
             router: router_spec("router_weight", "weight", &[count, hidden]),
             router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
-            choice_bias: router_spec("choice_bias", "e_score_correction_bias", &[count])
-                .filter(|_| by_bias),
+            choice_bias: router_spec("choice_bias", "e_score_correction_bias", &[count]).filter(|_| by_bias),
             gate_up: gate_up("gate_up", Some(hidden)),
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
             down: down("down_proj", Some(inner)),

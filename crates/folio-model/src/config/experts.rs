@@ -33,16 +33,12 @@ pub struct Experts {
 }
 
 impl Experts {
-    pub(super) fn parse(
-        fields: Fields<'_>,
-        mixture: &Mixture,
-        hidden: usize,
-        layers: usize,
-    ) -> Result<Self> {
+    pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Self> {
         let (name, count) = count(fields, mixture)?;
         if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
-            let problem =
-                format!("is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}");
+            let problem = format!(
+                "is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}"
+            );
             return Err(fields.problem(name, problem));
         }
         let inner = fields.size(mixture.inner, WIDTH_MAX)?;
@@ -147,7 +143,11 @@ fn routing(fields: Fields<'_>, mixture: &Mixture) -> Result<Routing> {
     };
     if let Some(other) = fields.text("scoring_func")?.filter(|name| *name != scores) {
         let other: String = other.chars().take(60).collect();
-        return Err(unsupported(fields, format!("scores of experts by `{other}` (field `scoring_func`)"), scores));
+        return Err(unsupported(
+            fields,
+            format!("scores of experts by `{other}` (field `scoring_func`)"),
+            scores,
+        ));
     }
     match (mixture.choice, normalized) {
         (Choice::BiasedSigmoids { .. }, true) => Ok(Routing::SigmoidAmongChosen),

@@ -62,7 +62,8 @@ impl Latent {
         // Its latents are expanded for every head, and each has a key of its own.
         match fields.size_opt("num_key_value_heads", WIDTH_MAX)?.filter(|stated| *stated != heads) {
             Some(stated) => {
-                let problem = format!("is {stated}, but latents are those of all {heads} num_attention_heads");
+                let problem =
+                    format!("is {stated}, but latents are those of all {heads} num_attention_heads");
                 Err(fields.problem("num_key_value_heads", problem))
             }
             None => Ok(latent),

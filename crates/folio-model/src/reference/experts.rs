@@ -119,7 +119,8 @@ mod tests {
     #[test]
     fn weights_are_shares_of_the_chosen_or_of_all() {
         let logits = [0.0, 2f32.ln(), 0.0, 4f32.ln()];
-        let weights = |routing| chosen(&logits, None, &spec(2, routing)).iter().map(|c| c.1).collect::<Vec<f64>>();
+        let weights =
+            |routing| chosen(&logits, None, &spec(2, routing)).iter().map(|c| c.1).collect::<Vec<f64>>();
         let near = |found: Vec<f64>, wanted: [f64; 2]| {
             assert!(found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
         };

@@ -37,9 +37,9 @@ impl Costs {
         let part = |width: usize| 3.0 * hidden * width as f64;
         let (layers, dense) = (config.layers as f64, config.dense_layers() as f64);
         let expert = part(config.intermediate);
-        let of_experts = config.experts.map_or(0.0, |experts| {
-            expert * experts.chosen as f64 + part(experts.shared.unwrap_or(0))
-        });
+        let of_experts = config
+            .experts
+            .map_or(0.0, |experts| expert * experts.chosen as f64 + part(experts.shared.unwrap_or(0)));
         let (count, share) = config.experts.map_or((0.0, 0.0), |experts| {
             (experts.count as f64, experts.chosen as f64 / experts.count as f64)
         });
