@@ -21,6 +21,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -31,6 +35,8 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -101,6 +107,14 @@ def hybrid(**changes):
                           linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8, linear_value_head_dim=20,
                           linear_conv_kernel_dim=4,
                           rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25)), **changes})
+
+
+def latent(**changes):
+    """Latent attention of which no two sizes are the same."""
+    return base(**{**dict(num_key_value_heads=4, hidden_size=40, num_hidden_layers=3, intermediate_size=56, rms_norm_eps=1e-6,
+                          tie_word_embeddings=False, q_lora_rank=28, kv_lora_rank=20, qk_nope_head_dim=10, qk_rope_head_dim=8,
+                          v_head_dim=14, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+                          first_k_dense_replace=1, routed_scaling_factor=2.5), **changes})
 
 
 MIXTURE = dict(moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=2)
@@ -261,6 +275,42 @@ FAMILIES = {
                          vision_config=TINY_VISION, image_token_id=190, video_token_id=191, vision_start_token_id=192,
                          vision_end_token_id=193, tie_word_embeddings=False),
                     torch.bfloat16, dict(margin=SMALL_MARGIN, stacked=True)),
+    # YaRN with both of its scales, as in V3; half of the groups are dropped.
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM,
+                    latent(n_group=4, topk_group=2, norm_topk_prob=True,
+                           rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                                mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=64)),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(70, None)], old=True, drop=["head_dim"])),
+    # Biases, halves of a head rotated together, sigmoids that are not divided by their sum, and the factor of cosines and sines.
+    "deepseek_v3_bias": (DeepseekV3Config, DeepseekV3ForCausalLM,
+                         latent(num_hidden_layers=2, first_k_dense_replace=0, n_group=2, topk_group=1, norm_topk_prob=False,
+                                attention_bias=True, rope_interleave=False, num_experts_per_tok=2,
+                                rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=0.9,
+                                                     mscale_all_dim=0.6, original_max_position_embeddings=64)),
+                         torch.float16, dict(margin=SMALL_MARGIN)),
+    # As V2-Lite: queries are not compressed, no groups.
+    "deepseek_v2_lite": (DeepseekV2Config, DeepseekV2ForCausalLM,
+                         latent(num_hidden_layers=2, q_lora_rank=None, n_shared_experts=2, routed_scaling_factor=1.0,
+                                topk_method="greedy",
+                                rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                                     mscale=0.707, mscale_all_dim=0.707, original_max_position_embeddings=64)),
+                         torch.bfloat16, dict(margin=SMALL_MARGIN, old=True, drop=["head_dim"])),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM,
+                    latent(num_hidden_layers=2, n_shared_experts=2, routed_scaling_factor=1.6,
+                           topk_method="group_limited_greedy", n_group=4, topk_group=2),
+                    torch.float16, dict(margin=SMALL_MARGIN)),
+    # DeepSeek's third version under another name; no groups.
+    "kimi_k2": (DeepseekV3Config, DeepseekV3ForCausalLM,
+                latent(num_hidden_layers=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.827,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=50000.0, factor=8.0, beta_fast=1.0, beta_slow=1.0,
+                                            mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=32)),
+                torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(60, None)], old=True, drop=["head_dim"], model_type="kimi_k2")),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM,
+                      latent(num_hidden_layers=3, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8,
+                             rms_norm_eps=1e-5, v_head_dim=18, num_attention_heads=5, num_key_value_heads=5,
+                             mlp_layer_types=["dense", "sparse", "sparse"],
+                             rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+                      torch.bfloat16, dict(margin=SMALL_MARGIN)),
 }
 
 
@@ -286,9 +336,12 @@ def randomize(model, seed):
                 parameter.copy_(1.0 + noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif "shared_experts" in name:
+                parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
             elif "experts" in name:
                 # gpt-oss has columns before rows.
-                columns = parameter.shape[2 if "Qwen3" in type(model).__name__ else 1]
+                rows_first = type(model).__name__.startswith(("Qwen3", "Deepseek", "Glm4"))
+                columns = parameter.shape[2 if rows_first else 1]
                 parameter.copy_(noise * (1.6 / columns ** 0.5))
             elif hasattr(model.config, "text_config") and "language_model" not in name:
                 parameter.copy_(0.1 * noise)
@@ -299,6 +352,10 @@ def randomize(model, seed):
                 parameter.copy_(0.6 * noise)
             else:
                 parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                # Below zero for some experts, so that what a router puts in the place of those that are dropped shows.
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator) - 0.5)
 
 
 def greedy(model, prompt, smallest=MARGIN):
@@ -334,6 +391,9 @@ def make(name):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype).to(torch.float32))
+            for part, buffer in model.named_buffers():
+                if part.endswith("e_score_correction_bias"):
+                    buffer.copy_(buffer.to(dtype).to(torch.float32))
             # A model that runs in its own type scales embeddings by a number of that type.
             for module in model.modules():
                 if hasattr(module, "embed_scale"):
@@ -415,6 +475,7 @@ def rewrite_config(path, dtype, options):
             rope["type"] = rope.pop("rope_type")
         config["rope_scaling"] = None if kind == "default" else rope
         config["torch_dtype"] = config.pop("dtype")
+    config["model_type"] = options.get("model_type", config["model_type"])
     for field, before in options.get("rename", {}).items():
         config[before] = config.pop(field)
     for field in options.get("drop", []):
@@ -430,8 +491,14 @@ def add_hidden(folder):
     tensors = {name: tensor for name, tensor in load_file(path).items() if not name.startswith("hidden.")}
     config = json.loads((folder / "config.json").read_text())
     nested, dtype = "text_config" in config, getattr(torch, config.get("dtype") or config["torch_dtype"])
-    kind = getattr(transformers, config["architectures"][0]) if nested else AutoModelForCausalLM
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    kind, settings = AutoModelForCausalLM, {}
+    if nested:
+        kind = getattr(transformers, config["architectures"][0])
+    if config["model_type"] == "kimi_k2":
+        # transformers knows it by the name of its class only.
+        kind = DeepseekV3ForCausalLM
+        settings["config"] = DeepseekV3Config.from_dict({**config, "model_type": "deepseek_v3"})
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **settings).eval()
     with torch.no_grad():
         for module in model.modules():
             if hasattr(module, "embed_scale"):

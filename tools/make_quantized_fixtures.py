@@ -308,6 +308,7 @@ QWEN2 = (plain.Qwen2Config, plain.Qwen2ForCausalLM)
 QWEN3 = (plain.Qwen3Config, plain.Qwen3ForCausalLM)
 GPT_OSS = (plain.GptOssConfig, plain.GptOssForCausalLM)
 QWEN3_MOE = (plain.Qwen3MoeConfig, plain.Qwen3MoeForCausalLM)
+DEEPSEEK = (plain.DeepseekV3Config, plain.DeepseekV3ForCausalLM)
 PHI3 = (plain.Phi3Config, plain.Phi3ForCausalLM)
 
 # name -> (classes, configuration, type of the rest, quantization, files)
@@ -339,6 +340,11 @@ FIXTURES = {
     "fp8_experts": (QWEN3_MOE, base(64, 96, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2,
                                     norm_topk_prob=True, tie_word_embeddings=False, decoder_sparse_step=1,
                                     mlp_only_layers=[]), BRAIN, Fp8(128), 1),
+    # Blocks that do not divide the rows and columns of what makes keys and values of a latent, nor its heads.
+    "fp8_latent": (DEEPSEEK, base(64, 96, num_hidden_layers=2, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=160,
+                                  qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, moe_intermediate_size=32,
+                                  n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1,
+                                  first_k_dense_replace=1, tie_word_embeddings=False), BRAIN, Fp8(128), 1),
     "fp8_tensor": (MISTRAL, base(64, 96, sliding_window=None), BRAIN, Fp8(None), 1),
 }
 
@@ -367,6 +373,9 @@ def quantized(name, seed):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype).to(torch.float32))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(buffer.to(dtype).to(torch.float32))
         for module_name, module in matrices(model, scheme):
             parts = scheme.quantize(module_name, module.weight.data.clone(), order_of(module_name, seed))
             weight = scheme.dequantize(module_name, parts, *module.weight.shape).contiguous()
@@ -383,7 +392,7 @@ def quantized(name, seed):
             names = ["gate_proj", "up_proj"] if key.endswith("gate_up_proj") else ["down_proj"]
             for i, part in enumerate(names):
                 values[f"{key.rpartition('.')[0]}.{part}.weight"] = weight[:, i::len(names)].contiguous()
-        for key, parameter in model.named_parameters() if "Qwen3Moe" in type(model).__name__ else ():
+        for key, parameter in model.named_parameters() if type(model).__name__.startswith(("Qwen3Moe", "Deepseek")) else ():
             if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 continue
             values[key] = None

@@ -12,11 +12,13 @@
 //!
 //! Prefill and decode run this same code; a tile only decides how many rows share one pass over K and V.
 //!
-//! How keys and values are read is a [`Reader`]'s business: `floats` widens them to f32, `integers` multiplies their codes.
+//! How keys and values are read is a [`Reader`]'s business: `floats` widens them to f32, `integers` multiplies their codes, `latents` reads
+//! both from one place.
 #![allow(clippy::needless_range_loop, reason = "a register tile reads best by its indices")]
 
 mod floats;
 mod integers;
+mod latents;
 
 use std::ops::Range;
 
@@ -29,6 +31,7 @@ use crate::memory::Rows;
 use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, filled, ints, tanh};
 use floats::{KvBf16, KvF16, KvF32, KvFp8, OfFloats};
 use integers::{Int4, Int8, OfIntegers};
+use latents::OfLatents;
 
 /// Positions per partial result, counted from position 0.
 pub(crate) const CHUNK: usize = 256;
@@ -116,11 +119,15 @@ impl Attend<'_> {
         })
     }
 
-    /// The queries of each pass as its keys need them: for floats, transposed into `[dim][row]`.
+    /// The queries of each pass as its keys need them: for floats, transposed into `[dim][row]`; for latents, row after row.
     ///
     /// # Safety
     /// `to` has room for the rows of the tile; the contract of [`Attend`].
     pub(crate) unsafe fn pack_queries(&self, tile: &Tile, to: *mut f32) {
+        if self.cache.group.is_latent() {
+            // SAFETY: the contract of this function.
+            return unsafe { self.pack_rows(tile, to) };
+        }
         match self.cache.format(self.layer) {
             KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 | KvFormat::Fp8 => unsafe {
                 // SAFETY: the contract of this function.
@@ -134,7 +141,7 @@ impl Attend<'_> {
     /// # Safety
     /// That of [`Attend::pack_queries`].
     unsafe fn pack_floats(&self, tile: &Tile, to: *mut f32) {
-        let (group, dim) = (self.shape.group(), self.shape.head_dim);
+        let (group, dim) = (self.shape.group(), self.shape.key_dim);
         for (first, count) in Self::passes(tile.tokens * group) {
             for r in 0..count {
                 let (token, head) = ((first + r) / group, tile.kv_head * group + (first + r) % group);
@@ -156,6 +163,14 @@ impl Attend<'_> {
     /// worker's.
     pub(crate) unsafe fn chunk(&self, tile: &Tile, queries: *const f32, chunk: usize, result: Partial) {
         let task = Chunk { attend: self, tile, queries, chunk, result };
+        if self.cache.group.is_latent() {
+            return match self.cache.format(self.layer) {
+                KvFormat::F32 => dispatch(self.isa, OfLatents::<KvF32>::new(task)),
+                KvFormat::F16 => dispatch(self.isa, OfLatents::<KvF16>::new(task)),
+                KvFormat::BF16 => dispatch(self.isa, OfLatents::<KvBf16>::new(task)),
+                format => unreachable!("no latents in {format}: `check` refuses such a layout"),
+            };
+        }
         match self.cache.format(self.layer) {
             KvFormat::F32 => dispatch(self.isa, OfFloats::<KvF32>::new(task)),
             KvFormat::F16 => dispatch(self.isa, OfFloats::<KvF16>::new(task)),
@@ -202,7 +217,7 @@ impl Attend<'_> {
     /// # Safety
     /// The contract of [`Attend`]; nobody else writes these heads of these rows.
     pub(crate) unsafe fn write(&self, tile: &Tile, whole: Partial) {
-        let (group, dim) = (self.shape.group(), self.shape.head_dim);
+        let (group, dim) = (self.shape.group(), self.shape.value_dim);
         let rotated = self.cache.format(self.layer) == KvFormat::Int4;
         for r in 0..tile.tokens * group {
             let (token, head) = (r / group, tile.kv_head * group + r % group);

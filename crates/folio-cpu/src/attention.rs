@@ -13,7 +13,7 @@
 use crate::attend::{Attend, CHUNK, Partial, Tile, Window};
 use crate::simd::LANES;
 use folio_model::backend::{Batch, Span};
-use folio_model::program::AttentionSpec;
+use folio_model::program::{AttentionSpec, LatentSpec};
 
 /// Rows (query tokens times query heads per KV head) that a tile may have, unless one token alone has more.
 const TILE_ROWS: usize = 64;
@@ -47,14 +47,23 @@ pub(crate) struct AttentionPlan {
 pub(crate) struct Shape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
+    /// Values of a query and a key, and of those what a value is: less where keys are latents.
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
     pub(crate) workers: usize,
     pub(crate) max_position: usize,
 }
 
 impl Shape {
     pub(crate) fn of(spec: &AttentionSpec, workers: usize, max_position: usize) -> Self {
-        Self { heads: spec.heads, kv_heads: spec.kv_heads, head_dim: spec.head_dim, workers, max_position }
+        let &AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
+        Self { heads, kv_heads, key_dim: head_dim, value_dim: head_dim, workers, max_position }
+    }
+
+    /// All heads read one latent.
+    pub(crate) fn of_latents(spec: &LatentSpec, workers: usize, max_position: usize) -> Self {
+        let (key_dim, value_dim) = (spec.key_dim(), spec.rank);
+        Self { heads: spec.heads, kv_heads: 1, key_dim, value_dim, workers, max_position }
     }
 
     pub(crate) fn group(&self) -> usize {
@@ -67,7 +76,7 @@ impl Shape {
 
     /// f32 values of one accumulator row.
     pub(crate) fn stride(&self) -> usize {
-        self.head_dim.next_multiple_of(LANES)
+        self.value_dim.next_multiple_of(LANES)
     }
 
     /// Most rows of a tile.
@@ -78,7 +87,12 @@ impl Shape {
     /// f32 values of a worker's scratch: packed queries and two partials.
     pub(crate) fn scratch_values(&self) -> usize {
         let rows = self.tile_rows();
-        (rows * self.head_dim).next_multiple_of(LANES) + 2 * self.partial_values(rows)
+        self.query_values(rows) + 2 * self.partial_values(rows)
+    }
+
+    /// f32 values of the packed queries of `rows` rows, each padded to whole vectors.
+    fn query_values(&self, rows: usize) -> usize {
+        rows * self.key_dim.next_multiple_of(LANES)
     }
 
     pub(crate) fn scratch_values_or_zero(&self) -> usize {
@@ -181,7 +195,7 @@ impl Attend<'_> {
     /// The contract of [`Attend`]; nobody else computes this item or touches `scratch`.
     pub(crate) unsafe fn item(&self, item: &Item, scratch: *mut f32) {
         let rows = item.tile.tokens * self.shape.group();
-        let queries = (self.shape.tile_rows() * self.shape.head_dim).next_multiple_of(LANES);
+        let queries = self.shape.query_values(self.shape.tile_rows());
         let whole = self.partial(scratch.wrapping_add(queries), rows);
         let values = self.shape.partial_values(self.shape.tile_rows());
         let chunk_result = self.partial(scratch.wrapping_add(queries + values), rows);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
-use folio_model::program::{Buf, MatrixId, Program, VectorId};
+use folio_model::program::{Buf, MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 use folio_model::tables::BlockTables;
 
@@ -18,6 +18,7 @@ use crate::error::CpuError;
 use crate::experts::{self, ExpertBuffers};
 use crate::groups::Groups;
 use crate::kv::{KvCache, SharedBlocks};
+use crate::latent;
 use crate::linear::{SCRATCH, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
@@ -233,14 +234,18 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         ProgramCheck { program: &program, loaded: &*self }.all()?;
         let workers = self.pool.count();
-        let shape = program.attention.first().map(|spec| Shape::of(spec, workers, max_position));
-        let shape = shape.unwrap_or(Shape { max_position, ..Shape::default() });
+        let shape = match (program.attention.first(), program.latent.first()) {
+            (Some(spec), _) => Shape::of(spec, workers, max_position),
+            (None, Some(spec)) => Shape::of_latents(spec, workers, max_position),
+            (None, None) => Shape { max_position, ..Shape::default() },
+        };
         let heads_of = |spec: usize| rows_of_heads(program.attention[spec].head_dim);
         let stages = stages::stages(&program, |spec| heads_of(spec).is_some());
         let buffers = self.buffers(&program, &stages, &shape, max_rows, max_logit_rows).map_err(device)?;
         let mut plans: Vec<AttentionPlan> = Vec::new();
-        for spec in &program.attention {
-            let window = Window::of(spec.window);
+        let windows = program.attention.iter().map(|spec| spec.window);
+        for window in windows.chain(program.latent.first().map(|_| None)) {
+            let window = Window::of(window);
             if plans.iter().all(|plan| plan.window != window) {
                 plans.push(AttentionPlan::new(window));
             }
@@ -369,6 +374,12 @@ impl CpuBackend {
                 |id: MatrixId| experts::packed_bytes(&self.matrices[id.0 as usize], self.isa, max_rows, spec);
             [bytes(spec.gate_up), bytes(spec.down)]
         });
+        let of_heads = program.body.iter().filter_map(|op| match *op {
+            Op::HeadLinear { weight, heads, .. } => {
+                Some(latent::packed_bytes(&self.matrices[weight.0 as usize], self.isa, max_rows, heads))
+            }
+            _ => None,
+        });
         let scratch = SCRATCH.max(shape.scratch_values_or_zero());
         Ok(Buffers {
             rows: layout.starts.iter().zip(&program.buffers).map(row).collect(),
@@ -377,7 +388,9 @@ impl CpuBackend {
                 .iter()
                 .map(|rope| Floats::zeroed(max_rows, 2 * rope.inv_freq.len()))
                 .collect::<Result<_, _>>()?,
-            packed: HugeBuffer::zeroed(packed.flatten().chain(of_experts).max().unwrap_or(0))?,
+            packed: HugeBuffer::zeroed(
+                packed.flatten().chain(of_experts).chain(of_heads).max().unwrap_or(0),
+            )?,
             logits: memory.part(layout.logits, program.head.vocab, program.head.vocab),
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,

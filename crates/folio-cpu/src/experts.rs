@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use folio_model::program::{ExpertsSpec, Op, Program, Routing};
+use folio_model::program::{ExpertGroups, ExpertsSpec, Op, Program, Routing};
 
 use crate::ahead::Ahead;
 use crate::error::CpuError;
@@ -123,7 +123,8 @@ impl Step<'_> {
         let memory = &self.buffers.experts;
         let routes = memory.routes.part(0, 2 * spec.chosen, 2 * spec.chosen);
         for row in worker.share(self.rows(), 1) {
-            dispatch(self.isa, Route { spec, logits: logits.row(row), route: routes.row(row) });
+            let bias = spec.choice_bias.map(|bias| self.vector(bias));
+            dispatch(self.isa, Route { spec, bias, logits: logits.row(row), route: routes.row(row) });
         }
         worker.barrier();
         let mut order = memory.orders[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
@@ -235,7 +236,7 @@ impl Step<'_> {
 }
 
 /// A range cut at multiples of `size`: number of the multiple, and range inside it.
-fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+pub(crate) fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     (range.start / size..range.end.div_ceil(size)).map(move |number| {
         let first = number * size;
         (number, range.start.max(first) - first..range.end.min(first + size) - first)
@@ -245,7 +246,10 @@ fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = (usize, Rang
 /// Chooses the experts of a row.
 struct Route<'a> {
     spec: &'a ExpertsSpec,
-    logits: *const f32,
+    /// [`ExpertsSpec::choice_bias`].
+    bias: Option<&'a [f32]>,
+    /// Become scores.
+    logits: *mut f32,
     /// Weights, then numbers as bits.
     route: *mut f32,
 }
@@ -256,19 +260,57 @@ impl Task for Route<'_> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let &ExpertsSpec { count, chosen, routing, .. } = self.spec;
-        // SAFETY: who makes the task promises `count` logits, and `2 * chosen` values of a route that are its own.
-        let (logits, route) = unsafe {
+        // SAFETY: who makes the task promises `count` logits and `2 * chosen` values of a route, all its own.
+        let (scores, route) = unsafe {
             (
-                std::slice::from_raw_parts(self.logits, count),
+                std::slice::from_raw_parts_mut(self.logits, count),
                 std::slice::from_raw_parts_mut(self.route, 2 * chosen),
             )
         };
+        if routing.is_sigmoid() {
+            sigmoids::<S>(scores);
+        }
         let (values, numbers) = route.split_at_mut(chosen);
+        self.choose(scores, values, numbers);
+        for (value, number) in values.iter_mut().zip(numbers) {
+            *value = scores[number.to_bits() as usize];
+        }
+        let sum = match routing {
+            Routing::AmongAll => {
+                let max = largest(scores);
+                let sum = exps::<S>(scores, max, &mut []);
+                exps_in_place::<S>(values, max);
+                sum
+            }
+            Routing::AmongChosen => exps_in_place::<S>(values, largest(values)),
+            Routing::Sigmoid => 1.0,
+            Routing::SigmoidAmongChosen => values.iter().fold(0.0, |sum, value| sum + value) + Routing::EPS,
+        };
+        values.iter_mut().for_each(|value| *value = *value / sum * self.spec.scale);
+    }
+}
+
+impl Route<'_> {
+    /// Fills `numbers` with the experts of the largest scores, and `values` with those, the bias added.
+    #[inline(always)]
+    fn choose(&self, scores: &[f32], values: &mut [f32], numbers: &mut [f32]) {
+        let chosen = values.len();
+        let score = |number: usize| match self.bias {
+            Some(bias) => scores[number] + bias[number],
+            None => scores[number],
+        };
+        let kept = self.spec.groups.map(|groups| {
+            let each = scores.len() / groups.count;
+            (each, kept_groups(groups, each, score))
+        });
         // The best so far, in order; of equal ones the first stays before the second.
         let mut held = 0;
-        for (number, &logit) in logits.iter().enumerate() {
-            let mut place = held;
-            while place > 0 && logit > values[place - 1] {
+        for number in 0..scores.len() {
+            if kept.is_some_and(|(each, kept)| kept >> (number / each) & 1 == 0) {
+                continue;
+            }
+            let (score, mut place) = (score(number), held);
+            while place > 0 && score > values[place - 1] {
                 place -= 1;
             }
             if place == chosen {
@@ -277,24 +319,68 @@ impl Task for Route<'_> {
             held = chosen.min(held + 1);
             values.copy_within(place..held - 1, place + 1);
             numbers.copy_within(place..held - 1, place + 1);
-            values[place] = logit;
+            values[place] = score;
             numbers[place] = f32::from_bits(number as u32);
         }
-        let max = values[0];
-        let all = match routing {
-            Routing::AmongAll => Some(exps::<S>(logits, max, &mut [])),
-            Routing::AmongChosen => None,
-        };
-        let mut largest = [0.0; LANES];
-        let mut sum = 0.0;
-        for values in values.chunks_mut(LANES) {
-            let part = &mut largest[..values.len()];
-            part.copy_from_slice(values);
-            sum += exps::<S>(part, max, values);
-        }
-        let sum = all.unwrap_or(sum);
-        values.iter_mut().for_each(|value| *value /= sum);
     }
+}
+
+/// A bit for each group that is kept: those before which fewer than `kept` come.
+#[inline(always)]
+fn kept_groups(groups: ExpertGroups, each: usize, score: impl Fn(usize) -> f32) -> u64 {
+    let mut of_groups = [0.0; ExpertGroups::MOST];
+    let of_groups = &mut of_groups[..groups.count];
+    for (group, of_group) in of_groups.iter_mut().enumerate() {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for number in group * each..(group + 1) * each {
+            let score = score(number);
+            if score > first {
+                (first, second) = (score, first);
+            } else if score > second {
+                second = score;
+            }
+        }
+        *of_group = if groups.by_two { first + second } else { first };
+    }
+    let mut bits = 0;
+    for (group, own) in of_groups.iter().enumerate() {
+        let ahead = |(other, score): (usize, &f32)| score > own || (score == own && other < group);
+        let before = of_groups.iter().enumerate().filter(|other| ahead(*other)).count();
+        bits |= u64::from(before < groups.kept) << group;
+    }
+    bits
+}
+
+/// Not a number, if the first is none.
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    x[1..].iter().fold(x[0], |max, x| if *x > max { *x } else { max })
+}
+
+/// `x = 1 / (1 + e^-x)`
+#[inline(always)]
+fn sigmoids<S: Simd>(x: &mut [f32]) {
+    let one = S::splat(1.0);
+    for x in x.chunks_mut(LANES) {
+        // SAFETY: the chunk has as many values as it is long.
+        unsafe {
+            let v = S::sub(S::splat(0.0), S::load_part(x.as_ptr(), x.len()));
+            S::store_part(x.as_mut_ptr(), x.len(), S::div(one, S::add(one, exp::<S>(v))));
+        }
+    }
+}
+
+/// `x = e^(x - max)`, and their sum, each added after the one before.
+#[inline(always)]
+fn exps_in_place<S: Simd>(x: &mut [f32], max: f32) -> f32 {
+    let mut largest = [0.0; LANES];
+    let mut sum = 0.0;
+    for values in x.chunks_mut(LANES) {
+        let part = &mut largest[..values.len()];
+        part.copy_from_slice(values);
+        sum += exps::<S>(part, max, values);
+    }
+    sum
 }
 
 /// The sum of `e^(x - max)`, each added after the one before; and the first of them to `out`.
@@ -389,6 +475,9 @@ mod tests {
             count,
             chosen,
             routing,
+            choice_bias: None,
+            groups: None,
+            scale: 1.0,
             inner: 1,
             activation: Activation::Silu,
             gate_up: MatrixId(0),
@@ -400,8 +489,12 @@ mod tests {
 
     /// Numbers and weights.
     fn route(isa: Isa, spec: &ExpertsSpec, logits: &[f32]) -> (Vec<usize>, Vec<f32>) {
-        let mut route = vec![f32::NAN; 2 * spec.chosen];
-        dispatch(isa, Route { spec, logits: logits.as_ptr(), route: route.as_mut_ptr() });
+        biased(isa, spec, logits, None)
+    }
+
+    fn biased(isa: Isa, spec: &ExpertsSpec, logits: &[f32], bias: Option<&[f32]>) -> (Vec<usize>, Vec<f32>) {
+        let (mut logits, mut route) = (logits.to_vec(), vec![f32::NAN; 2 * spec.chosen]);
+        dispatch(isa, Route { spec, bias, logits: logits.as_mut_ptr(), route: route.as_mut_ptr() });
         let numbers = route[spec.chosen..].iter().map(|number| number.to_bits() as usize).collect();
         (numbers, route[..spec.chosen].to_vec())
     }
@@ -436,6 +529,40 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn sigmoids_and_biases_choose_and_only_sigmoids_weigh() {
+        let logits = [0.5f32, -1.0, 2.0, 0.25];
+        let bias = [0.0, 1.0, -1.0, 0.0];
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        for (routing, divided) in [(Routing::Sigmoid, false), (Routing::SigmoidAmongChosen, true)] {
+            let spec = ExpertsSpec { scale: 2.5, ..spec(4, 2, routing) };
+            // 0.62, 0.27 + 1, 0.88 - 1, 0.56
+            let (numbers, weights) = biased(Isa::Scalar, &spec, &logits, Some(&bias));
+            assert_eq!(numbers, [1, 0]);
+            let scores = [sigmoid(-1.0), sigmoid(0.5)];
+            let by = 2.5 / if divided { scores[0] + scores[1] } else { 1.0 };
+            assert!(weights.iter().zip(scores).all(|(w, s)| (w - s * by).abs() < 1e-6), "{weights:?}");
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                assert_eq!(biased(isa, &spec, &logits, Some(&bias)), (numbers.clone(), weights.clone()));
+            }
+        }
+    }
+
+    /// The best expert of a group that is dropped is not chosen, nor is one of it sooner than those of a kept group below zero.
+    #[test]
+    fn experts_of_dropped_groups_are_never_chosen() {
+        let groups = |by_two| Some(ExpertGroups { count: 3, kept: 1, by_two });
+        let logits = [9.0f32, -9.0, 3.0, 3.5, 1.0, 1.0];
+        let spec = |by_two| ExpertsSpec { groups: groups(by_two), ..spec(6, 2, Routing::AmongAll) };
+        assert_eq!(route(Isa::Scalar, &spec(false), &logits).0, [0, 1]);
+        assert_eq!(route(Isa::Scalar, &spec(true), &logits).0, [3, 2]);
+        // Groups and experts that are equal: the first.
+        assert_eq!(route(Isa::Scalar, &spec(true), &[1.0; 6]).0, [0, 1]);
+        let sigmoid = ExpertsSpec { routing: Routing::Sigmoid, ..spec(true) };
+        let bias = [-5.0, -5.0, -3.0, -4.0, -9.0, -1.0];
+        assert_eq!(biased(Isa::Scalar, &sigmoid, &[0.0; 6], Some(&bias)).0, [2, 3]);
     }
 
     #[test]

@@ -15,6 +15,8 @@
 //!   16 times `{even, odd token}`, with dim `i` in the low nibble of byte `i` and dim `i + 16` in the high one; what is left of the
 //!   dims, if anything, is cut in half in the same way. No byte has two tokens, which may be written at the same time.
 //!
+//! A page of latents is one plane, `[token][dim]` as V is, of which keys and values are read.
+//!
 //! A block of states has them layer after layer, in f32 as [`StatePlace`] lays them out.
 //!
 //! Invariant: nothing a reader computes depends on a position it does not attend to. Blocks are zeroed when the cache is
@@ -41,6 +43,7 @@ pub(crate) const GROUP: usize = folio_model::check::GROUP;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     Key,
+    /// Or a latent.
     Value,
 }
 
@@ -98,7 +101,10 @@ impl KvCache {
             let start = block_bytes;
             block_bytes += match group.state_values() {
                 Some(values) => values * size_of::<f32>(),
-                None => 2 * group.kv_heads * group.block_tokens * format.bytes_per_head(group.head_dim),
+                None => {
+                    let vectors = group.vectors() * group.kv_heads * group.block_tokens;
+                    vectors * format.bytes_per_head(group.head_dim)
+                }
             };
             start
         });
@@ -118,10 +124,10 @@ impl KvCache {
         self.format(layer).code_bytes(self.group.head_dim)
     }
 
-    /// Bytes of the K plane, and of the V plane, of a page of this layer.
+    /// Bytes of the K plane, and of the V plane, of a page of this layer. There is no K plane before latents.
     #[inline(always)]
     pub(crate) fn plane_bytes(&self, layer: u32) -> usize {
-        self.group.block_tokens * self.code_bytes(layer)
+        if self.group.is_latent() { 0 } else { self.group.block_tokens * self.code_bytes(layer) }
     }
 
     /// Start of a part of a layer's state.
@@ -137,7 +143,8 @@ impl KvCache {
         debug_assert!((block as usize) < self.blocks && head < self.group.kv_heads);
         let pages = block as usize * self.block_bytes + self.layers[layer as usize];
         let head_bytes = self.format(layer).bytes_per_head(self.group.head_dim);
-        self.memory.ptr().wrapping_add(pages + head * 2 * self.group.block_tokens * head_bytes)
+        let head = head * self.group.vectors() * self.group.block_tokens * head_bytes;
+        self.memory.ptr().wrapping_add(pages + head)
     }
 
     /// Where the first unit of a token lies in a K plane, in bytes; the next one is [`GROUP`] units further.
@@ -233,8 +240,11 @@ impl KvCache {
                 // SAFETY: all ranges are inside the two pages, which are different ones.
                 unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), bytes) }
             };
-            copy(0, whole * bytes);
             copy(plane, values * bytes);
+            if self.group.is_latent() {
+                continue;
+            }
+            copy(0, whole * bytes);
             for token in whole..tokens {
                 for i in 0..bytes / unit {
                     copy(self.key_at(layer, token) + i * GROUP * unit, unit);

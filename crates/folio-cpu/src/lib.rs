@@ -18,6 +18,7 @@ mod experts;
 mod fp8;
 mod groups;
 mod kv;
+mod latent;
 mod linear;
 pub mod machine;
 mod memory;

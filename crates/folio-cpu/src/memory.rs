@@ -175,6 +175,11 @@ impl Rows {
         unsafe { std::slice::from_raw_parts(self.start, rows * self.width) }
     }
 
+    /// Of each row `width` values from `at` on.
+    pub(crate) fn columns(self, at: usize, width: usize) -> Self {
+        Self { start: self.start.wrapping_add(at), width, ..self }
+    }
+
     /// The rows from `row` on.
     pub(crate) fn from(self, row: usize) -> Self {
         Self { start: self.row(row), ..self }

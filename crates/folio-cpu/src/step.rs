@@ -198,6 +198,17 @@ impl Step<'_> {
                 self.gated_rms_norm(worker, self.buf(x), self.buf(gate), weight, eps);
             }
             Op::SigmoidGate { x, gate } => self.sigmoid_gate(worker, self.buf(x), self.buf(gate)),
+            Op::HeadLinear { x, weight, heads, out } => {
+                self.head_linear(worker, (self.buf(x), self.buf(out)), weight, heads, &claims[0]);
+            }
+            Op::WriteLatent { q, latent, spec, queries } => {
+                let rows = [q, latent, queries].map(|buf| self.buf(buf));
+                self.write_latent(worker, rows, &self.program.latent[spec]);
+            }
+            Op::LatentAttention { queries, spec, out } => {
+                let rows = (self.buf(queries), self.buf(out));
+                self.latent_attention(worker, rows, &self.program.latent[spec], claims);
+            }
             Op::Scale { x, by } => {
                 let x = self.buf(x);
                 for row in worker.share(self.rows(), 1) {
@@ -315,9 +326,6 @@ impl Step<'_> {
 
     fn attention(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec, out: Rows, claims: &[Claims]) {
         let window = Window::of(spec.window);
-        let Some(plan) = self.plans.iter().find(|plan| plan.window == window) else {
-            unreachable!("a plan is made for every window of the program")
-        };
         let attend = Attend {
             isa: self.isa,
             shape: self.shape,
@@ -332,6 +340,14 @@ impl Step<'_> {
             qkv,
             out,
             partials: self.buffers.partials.view().row(0),
+        };
+        self.attend(worker, &attend, claims);
+    }
+
+    /// All items of the plan for its window, and what is left to merge.
+    pub(crate) fn attend(&self, worker: &Worker<'_>, attend: &Attend<'_>, claims: &[Claims]) {
+        let Some(plan) = self.plans.iter().find(|plan| plan.window == attend.window) else {
+            unreachable!("a plan is made for every window of the program")
         };
         let scratch = self.buffers.scratch[worker.index()].view().row(0);
         while let Some(mut range) = claims[0].next(plan.items.len(), 1) {

@@ -297,9 +297,13 @@ impl Launches<'_> {
                 };
                 attention::attend(self.driver, meta, spec, &work)
             }
-            Op::Convolve { .. } | Op::DeltaRule { .. } | Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. } => {
-                unreachable!("refused with the program")
-            }
+            Op::Convolve { .. }
+            | Op::DeltaRule { .. }
+            | Op::GatedRmsNorm { .. }
+            | Op::SigmoidGate { .. }
+            | Op::HeadLinear { .. }
+            | Op::WriteLatent { .. }
+            | Op::LatentAttention { .. } => unreachable!("refused with the program"),
             Op::Experts { x, logits, spec, out, add } => {
                 let spec = &model.program.experts[spec];
                 let mixture = Mixture {

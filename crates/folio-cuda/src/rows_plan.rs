@@ -2,7 +2,7 @@
 //!
 //! Owns: the decision and the sizes. Must never: launch. A plane that nobody reads is not allocated.
 
-use folio_model::program::{Buf, MatrixId, Op, Program};
+use folio_model::program::{Buf, ExpertsSpec, MatrixId, Op, Program};
 
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::planes::Planes;
@@ -43,8 +43,13 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             Op::GatedLinear { x, weight, .. } => read(x, floats(weight)),
             Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => read(qkv, true),
             // Refused.
-            Op::Convolve { .. } | Op::DeltaRule { .. } | Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. } => {
-            }
+            Op::Convolve { .. }
+            | Op::DeltaRule { .. }
+            | Op::GatedRmsNorm { .. }
+            | Op::SigmoidGate { .. }
+            | Op::HeadLinear { .. }
+            | Op::WriteLatent { .. }
+            | Op::LatentAttention { .. } => {}
             Op::Experts { x, logits, spec, out, .. } => {
                 read(x, floats(program.experts[spec].gate_up));
                 read(logits, true);
@@ -60,9 +65,18 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
 /// Why a program cannot be run: there are no kernels for some operation, or one reads bf16 of a buffer that is not written so.
 pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
     let gated = |op: &&Op| matches!(op, Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. });
-    let unknown = match program.states().next() {
-        Some(_) => Some("layers that keep a state (gated delta nets)"),
-        None => program.body.iter().find(gated).map(|_| "gated attention and shared experts"),
+    let routed = |spec: &&ExpertsSpec| {
+        spec.routing.is_sigmoid() || spec.choice_bias.is_some() || spec.groups.is_some() || spec.scale != 1.0
+    };
+    let unknown = if program.states().next().is_some() {
+        Some("layers that keep a state (gated delta nets)")
+    } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. }))
+    {
+        Some("latent attention")
+    } else if program.experts.iter().find(routed).is_some() {
+        Some("experts that are chosen by sigmoids, with a bias or in groups, or that are scaled")
+    } else {
+        program.body.iter().find(gated).map(|_| "gated attention and shared experts")
     };
     if let Some(what) = unknown {
         return Some(format!(

@@ -11,7 +11,7 @@ use folio_model::reference::ReferenceBackend;
 use folio_model::testing::heads::{HEADS, WITH_MTP, check_head, check_mtp};
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{
-    FIXTURES, HYBRIDS, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture, quantized,
+    FIXTURES, HYBRIDS, LATENT, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture, quantized,
     relative_difference,
 };
 use folio_model::{Checkpoint, LoadOptions, Model};
@@ -30,19 +30,25 @@ fn every_family_matches_transformers_where_nothing_is_rounded() {
     if !folio_emulator::available() {
         return;
     }
-    for name in FIXTURES.iter().filter(|name| !HYBRIDS.contains(name)) {
+    for name in FIXTURES.iter().filter(|name| is_served(name)) {
         let parity = check_fixture(&fixture(name), floats);
         assert!(parity.vectors > 0, "{name} expects no vectors");
         println!("{name}: logits within {:.1e}, {} greedy tokens equal", parity.worst, parity.greedy_tokens);
     }
 }
 
+/// There are kernels for its layers.
+fn is_served(name: &str) -> bool {
+    !HYBRIDS.contains(&name) && !LATENT.contains(&name) && name != "fp8_latent"
+}
+
 #[test]
-fn layers_that_keep_a_state_are_refused_by_name() {
+fn layers_that_have_no_kernels_are_refused_by_name() {
     if !folio_emulator::available() {
         return;
     }
-    for name in HYBRIDS {
+    let of = |names: &'static [&'static str], what| names.iter().map(move |name| (name, what));
+    for (name, what) in of(HYBRIDS, "gated delta nets").chain(of(LATENT, "latent attention")) {
         let options = LoadOptions {
             max_rows: 8,
             max_logit_rows: 8,
@@ -54,7 +60,7 @@ fn layers_that_keep_a_state_are_refused_by_name() {
         };
         let checkpoint = Checkpoint::open(fixture(name)).unwrap_or_else(|error| panic!("{error}"));
         let error = Model::load(&checkpoint, &mut backend(), options).expect_err(name).to_string();
-        assert!(error.contains("gated delta nets") && error.contains("on the CPU only"), "{name}: {error}");
+        assert!(error.contains(what) && error.contains("on the CPU only"), "{name}: {error}");
     }
 }
 
@@ -79,9 +85,10 @@ fn every_family_is_near_the_reference_with_its_own_weights() {
         return;
     }
     let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % 97).collect();
-    let served = FIXTURES.iter().filter(|name| !HYBRIDS.contains(name));
+    let served = FIXTURES.iter().filter(|name| is_served(name));
     let folders = served.map(|name| (name, fixture(name)));
-    for (name, folder) in folders.chain(QUANTIZED.iter().map(|name| (name, quantized(name)))) {
+    let quantized = QUANTIZED.iter().filter(|name| is_served(name)).map(|name| (name, quantized(name)));
+    for (name, folder) in folders.chain(quantized) {
         let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
         let mut reference = Runner::load(&checkpoint, ReferenceBackend::new(), None);
         let mut cuda = Runner::load(&checkpoint, backend(), None);

@@ -59,6 +59,9 @@ impl Case {
             count,
             chosen,
             routing,
+            choice_bias: None,
+            groups: None,
+            scale: 1.0,
             inner,
             activation: Activation::Silu,
             gate_up: MatrixId(0),
@@ -162,7 +165,7 @@ impl Case {
         let exp = |expert: usize| f64::from(logits[expert]).exp();
         let among = match spec.routing {
             Routing::AmongChosen => spec.chosen,
-            Routing::AmongAll => spec.count,
+            _ => spec.count,
         };
         let sum: f64 = order[..among].iter().map(|expert| exp(*expert)).sum();
         let dot = |matrix: usize, row: usize, x: &[f32]| -> f64 {

@@ -61,8 +61,9 @@ pub enum GroupKind {
     Full,
     /// A query at position `p` reads positions `p - tokens + 1 ..= p`; what lies behind is released.
     Window { tokens: u32 },
-    /// One compressed vector per token instead of K and V per head (MLA). Named so that it fits; no backend holds it yet.
-    Latent { rank: u32, rope_dim: u32 },
+    /// Every position likewise, one vector of `head_dim` values per token instead of K and V per head: the key of all heads, and in its
+    /// first `rank` values what they attend to ([`crate::program::LatentSpec`]).
+    Latent { rank: u32 },
     /// What recurrent layers keep of all positions so far: `values` numbers in f32 per layer ([`crate::program::StatePlace`] says where
     /// in it). A block holds the state behind the last of its positions that was computed.
     State { values: usize },
@@ -104,13 +105,24 @@ impl KvGroup {
         }
     }
 
+    /// Whether keys are latents, and hold values.
+    pub fn is_latent(&self) -> bool {
+        matches!(self.kind, GroupKind::Latent { .. })
+    }
+
+    /// Vectors of a token and head: K and V, or one latent; of a state none.
+    pub fn vectors(&self) -> usize {
+        match self.kind {
+            GroupKind::Full | GroupKind::Window { .. } => 2,
+            GroupKind::Latent { .. } => 1,
+            GroupKind::State { .. } => 0,
+        }
+    }
+
     /// Bytes of K and V of one token over all layers of the group; of a state, which does not grow, none.
     pub fn bytes_per_token(&self) -> usize {
         let head = |format: &KvFormat| format.bytes_per_head(self.head_dim);
-        match self.state_values() {
-            Some(_) => 0,
-            None => 2 * self.kv_heads * self.formats.iter().map(head).sum::<usize>(),
-        }
+        self.vectors() * self.kv_heads * self.formats.iter().map(head).sum::<usize>()
     }
 
     pub fn bytes_per_block(&self) -> usize {
@@ -123,8 +135,8 @@ impl KvGroup {
 
 /// What the KV cache of a model is made of.
 ///
-/// Invariant: the first group is [`GroupKind::Full`]. It is also what the prefix index indexes, so it exists, without
-/// layers, where every layer has a window.
+/// Invariant: the first group keeps every position, [`GroupKind::Full`] or [`GroupKind::Latent`], and no other is of either kind. It is
+/// also what the prefix index indexes, so it exists, without layers, where every layer has a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub groups: Vec<KvGroup>,

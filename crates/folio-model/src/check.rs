@@ -6,7 +6,9 @@
 use crate::backend::{
     BackendError, Batch, DType, GroupKind, KvGroup, KvLayout, PLACEHOLDER, Span, TensorView,
 };
-use crate::program::{AttentionSpec, Buf, DeltaSpec, ExpertsSpec, MatrixId, Op, Program, VectorId};
+use crate::program::{
+    AttentionSpec, Buf, DeltaSpec, ExpertGroups, ExpertsSpec, LatentSpec, MatrixId, Op, Program, VectorId,
+};
 use crate::quant::Encoding;
 use crate::tables::BlockTables;
 
@@ -111,6 +113,10 @@ impl<L: Loaded> ProgramCheck<'_, L> {
         self.program.attention.get(spec).ok_or(format!("attention {spec} does not exist"))
     }
 
+    fn latent_spec(&self, spec: usize) -> Result<&LatentSpec, String> {
+        self.program.latent.get(spec).ok_or(format!("latent attention {spec} does not exist"))
+    }
+
     fn op(&self, op: &Op) -> Result<(), String> {
         match *op {
             Op::Embed { table, out } => same("the table's width", self.matrix(table)?.1, self.width(out)?),
@@ -157,6 +163,34 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 }
                 Ok(())
             }
+            Op::HeadLinear { x, weight, heads, out } => {
+                let ((rows, cols), widths) = (self.matrix(weight)?, [self.width(x)?, self.width(out)?]);
+                if heads == 0 || [rows, widths[0], widths[1]].iter().any(|size| !size.is_multiple_of(heads)) {
+                    return Err(format!("{rows} rows, {widths:?} values are not those of {heads} heads"));
+                }
+                if widths[0] / heads < cols || widths[1] / heads < rows / heads || x == out {
+                    return Err(format!("heads of {widths:?} values do not hold [{rows}, {cols}]"));
+                }
+                Ok(())
+            }
+            Op::WriteLatent { q, latent, spec, queries } => {
+                let spec = self.latent_spec(spec)?;
+                same("the queries' width", self.width(q)?, spec.heads * spec.query_dim())?;
+                same("the latent's width", self.width(latent)?, spec.key_dim())?;
+                same("the absorbed queries' width", self.width(queries)?, spec.heads * spec.key_dim())?;
+                match q == latent || q == queries || latent == queries {
+                    true => Err("input and output are one buffer".to_owned()),
+                    false => self.vector(spec.norm, spec.rank),
+                }
+            }
+            Op::LatentAttention { queries, spec, out } => {
+                let spec = self.latent_spec(spec)?;
+                same("the absorbed queries' width", self.width(queries)?, spec.heads * spec.key_dim())?;
+                if queries == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                same("the output's width", self.width(out)?, spec.heads * spec.rank)
+            }
             Op::Scale { x, .. } => self.width(x).map(|_| ()),
             Op::Input { out } => self.width(out).map(|_| ()),
             Op::Copy { x, out } => {
@@ -199,6 +233,16 @@ impl<L: Loaded> ProgramCheck<'_, L> {
         if !(1..=count).contains(&chosen) || inner == 0 {
             return Err(format!("{chosen} of {count} experts of width {inner} cannot be chosen"));
         }
+        if let Some(groups) = spec.groups {
+            let ExpertGroups { count: of, kept, by_two } = groups;
+            let fits = (1..=ExpertGroups::MOST).contains(&of)
+                && count.is_multiple_of(of)
+                && (1..=of).contains(&kept);
+            if !fits || kept * (count / of) < chosen || (by_two && count / of < 2) {
+                return Err(format!("{chosen} of {count} experts cannot be chosen in {groups:?}"));
+            }
+        }
+        spec.choice_bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
         let product = |x, matrix, bias: Option<VectorId>, each: usize| {
             let (rows, cols) = self.matrix(matrix)?;
             same("the columns of the matrix", cols, x)?;
@@ -241,7 +285,11 @@ impl<L: Loaded> ProgramCheck<'_, L> {
     }
 
     fn specs(&self) -> Result<(), String> {
+        self.latent_specs()?;
         let Some(first) = self.program.attention.first() else { return Ok(()) };
+        if !self.program.latent.is_empty() {
+            return Err("some layers have latents and some have not".to_owned());
+        }
         for spec in &self.program.attention {
             if (spec.heads, spec.kv_heads, spec.head_dim) != (first.heads, first.kv_heads, first.head_dim) {
                 return Err("layers differ in heads or head_dim".to_owned());
@@ -276,6 +324,24 @@ impl<L: Loaded> ProgramCheck<'_, L> {
     }
 }
 
+impl<L: Loaded> ProgramCheck<'_, L> {
+    fn latent_specs(&self) -> Result<(), String> {
+        let Some(first) = self.program.latent.first() else { return Ok(()) };
+        for spec in &self.program.latent {
+            if (spec.heads, spec.rank, spec.rope_dim) != (first.heads, first.rank, first.rope_dim) {
+                return Err("layers differ in the sizes of latents".to_owned());
+            }
+            let &LatentSpec { heads, rank, rope_dim, .. } = spec;
+            if heads == 0 || [rank, rope_dim].iter().any(|size| *size == 0 || !size.is_multiple_of(2)) {
+                return Err(format!("latents of {rank} and {rope_dim} values for {heads} heads"));
+            }
+            let rope = self.program.ropes.get(spec.rope.0 as usize).ok_or("a rotary table is missing")?;
+            same("the rotated width", 2 * rope.inv_freq.len(), rope_dim)?;
+        }
+        Ok(())
+    }
+}
+
 fn same(what: &str, is: usize, expected: usize) -> Result<(), String> {
     if is == expected { Ok(()) } else { Err(format!("{what} is {is}, not {expected}")) }
 }
@@ -292,6 +358,14 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
             |reason: String| Err(shape_error(&format!("group {index} of the KV cache"), &shape, reason));
         match group.kind {
             GroupKind::Full | GroupKind::Window { tokens: 1.. } => {}
+            GroupKind::Latent { rank } if index == 0 => {
+                if group.kv_heads != 1 || rank as usize > group.head_dim {
+                    return fail(format!("a latent of {rank} values is not part of one key"));
+                }
+                if let Some(format) = group.formats.iter().find(|format| format.is_scaled()) {
+                    return fail(format!("latents are kept in f32, f16 or bf16, not in {format}"));
+                }
+            }
             GroupKind::State { values: 1.. } if index > 0 => {}
             kind => return fail(format!("there is no cache of kind {kind:?}")),
         }
@@ -323,6 +397,21 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
         }
         if !group.kind.holds(spec.window) {
             return fail("the group releases what the layer still reads");
+        }
+    }
+    for spec in &program.latent {
+        let shape = [spec.group as usize, spec.layer as usize, spec.rank, spec.rope_dim];
+        let fits = layout.groups.get(spec.group as usize).is_some_and(|group| {
+            group.kind == GroupKind::Latent { rank: spec.rank as u32 }
+                && group.head_dim == spec.key_dim()
+                && (spec.layer as usize) < group.layers()
+        });
+        if !fits {
+            return Err(shape_error(
+                "the KV cache",
+                &shape,
+                "the model's latents do not fit their cache group",
+            ));
         }
     }
     for (place, values) in program.states() {

@@ -5,26 +5,25 @@
 //! said about their dtype (the tensors themselves decide; how quantized ones are packed is told here). Invariant: a [`Config`] that exists describes a decoder Folio
 //! can run; sizes are bounded so that products of two or three of them cannot overflow.
 
+mod experts;
+mod latent;
+
+pub use experts::Experts;
+pub use latent::Latent;
 use serde_json::Value;
 
 use crate::checkpoint::json::{Fields, parse_object};
 use crate::checkpoint::quantized::Quantization;
 use crate::error::{ModelError, Result};
 use crate::family::{
-    Bias, FAMILIES, Family, Gate, KvHeadsDefault, Mixture, Rotated, Softcaps, Window, supported_list,
+    Bias, FAMILIES, Family, Gate, KvHeadsDefault, Rotated, Softcaps, Window, supported_list,
 };
-use crate::program::{Activation, ConvolutionSpec, DeltaSpec, Routing};
+use crate::program::{Activation, ConvolutionSpec, DeltaSpec};
 use crate::rope::{RopeConfig, RopePart};
 
 const WIDTH_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
-const EXPERTS_MAX: usize = 1 << 12;
-/// Of all layers together: where each is stored by itself, its three matrices are three names, made before a weight is looked for.
-/// DeepSeek-V3 would have 15,616, Kimi K2 23,424.
-const EXPERTS_OF_ALL_LAYERS_MAX: usize = 1 << 17;
-/// Of the matrices of all experts.
-const ROWS_MAX: usize = 1 << 26;
 const POSITION_MAX: usize = 1 << 28;
 /// Positions that a convolution sees.
 const TAPS_MAX: usize = 16;
@@ -43,6 +42,7 @@ pub struct Config {
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    /// Of a query and a key, as they are projected.
     pub head_dim: usize,
     pub eps: f32,
     /// The embedding table is also the output matrix.
@@ -83,6 +83,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixer {
     Attention,
+    Latent(Latent),
     Delta(DeltaNet),
 }
 
@@ -119,17 +120,6 @@ pub enum EmbeddingScale {
     Number(f64),
 }
 
-/// The mixture of experts in every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Experts {
-    pub count: usize,
-    /// How many speak for a token.
-    pub chosen: usize,
-    pub routing: Routing,
-    /// Width of an expert that speaks for every token.
-    pub shared: Option<usize>,
-}
-
 impl Config {
     /// Parses the text of `file` (usually "config.json").
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
@@ -150,7 +140,11 @@ impl Config {
         let heads = or_default(fields, "num_attention_heads", WIDTH_MAX, family.heads)?;
         let hidden = fields.size("hidden_size", WIDTH_MAX)?;
         let layers = fields.size("num_hidden_layers", LAYERS_MAX)?;
-        let head_dim = head_dim(fields, family, hidden, heads)?;
+        let latent = family.latent.then(|| Latent::parse(fields, heads)).transpose()?;
+        let head_dim = match latent {
+            Some(latent) => latent.query_dim(),
+            None => head_dim(fields, family, hidden, heads)?,
+        };
         let kv_heads = kv_heads(fields, family, heads)?;
         let max_position =
             fields.size_opt("max_position_embeddings", POSITION_MAX)?.unwrap_or(family.max_position);
@@ -176,19 +170,29 @@ impl Config {
             Some(softcaps) => Ok(fields.positive_opt(name)?.or(default(softcaps)).map(|cap| cap as f32)),
             None => Ok(None),
         };
-        let rope = |part, theta| RopeConfig::parse(fields, family, part, theta, head_dim, max_position);
+        let rotated_dim = latent.map_or(head_dim, |latent| latent.rope_dim);
+        let rope = |part, theta| RopeConfig::parse(fields, family, part, theta, rotated_dim, max_position);
         let local_rope =
             family.local_rope_theta.map(|theta| rope(Some(RopePart::Local), theta)).transpose()?;
         if family.rope_stated && fields.value("rope_parameters").or(fields.value("rope_scaling")).is_none() {
             return Err(fields.problem("rope_scaling", "is missing, and so is rope_parameters"));
         }
         let part = local_rope.is_some().then_some(RopePart::Global);
+        let rope = rope(part, family.rope_theta)?;
+        if latent.is_some() && rope.rotary_dim != rotated_dim {
+            let problem =
+                format!("asks for {} of qk_rope_head_dim = {rotated_dim} dimensions", rope.rotary_dim);
+            return Err(fields.problem("partial_rotary_factor", problem));
+        }
         Ok(Self {
             vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
             intermediate: fields
                 .size(family.mixture.map_or("intermediate_size", |mixture| mixture.inner), WIDTH_MAX)?,
-            experts: family.mixture.map(|mixture| experts(fields, &mixture, hidden, layers)).transpose()?,
+            experts: family
+                .mixture
+                .map(|mixture| Experts::parse(fields, &mixture, hidden, layers))
+                .transpose()?,
             layers,
             heads,
             kv_heads,
@@ -202,9 +206,13 @@ impl Config {
             o_bias: bias(family.o_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
             windows,
-            mixers: mixers(fields, family, types.as_deref(), layers)?,
+            mixers: match latent {
+                Some(latent) => vec![Mixer::Latent(latent); layers],
+                None => mixers(fields, family, types.as_deref(), layers)?,
+            },
             attention_scale: match family.multipliers {
                 true => multiplier("attention_multiplier")?,
+                false if latent.is_some() => query_scalar.powf(-0.5) * rope.query_factor(),
                 false => query_scalar.powf(-0.5),
             },
             attention_softcap: softcap("attn_logit_softcapping", |softcaps| softcaps.attention)?,
@@ -218,13 +226,43 @@ impl Config {
             residual_scale: multiplier("residual_multiplier")?,
             logit_divisor: multiplier("logits_scaling")?,
             norm_offset: if family.norm_plus_one { 1.0 } else { 0.0 },
-            rope: rope(part, family.rope_theta)?,
+            rope,
             local_rope,
             rotated,
             max_position,
             quantization: Quantization::parse(outer, family)?,
             family: *family,
         })
+    }
+
+    /// The mixture of experts of a layer, where it has one.
+    pub fn experts_of(&self, layer: usize) -> Option<Experts> {
+        self.experts.filter(|experts| layer >= experts.dense)
+    }
+
+    /// Layers with one feed-forward part.
+    pub fn dense_layers(&self) -> usize {
+        self.experts.map_or(self.layers, |experts| experts.dense)
+    }
+
+    /// Width of the feed-forward part of those.
+    pub fn dense_width(&self) -> usize {
+        self.experts.map_or(self.intermediate, |experts| experts.dense_width)
+    }
+
+    /// Weights of what mixes positions in a layer that attends to all of them, and multiply-adds of a query with one key and its value.
+    pub fn attention_costs(&self) -> [f64; 2] {
+        let latent = self.mixers.iter().find_map(|mixer| match mixer {
+            Mixer::Latent(latent) => Some(latent),
+            Mixer::Attention | Mixer::Delta(_) => None,
+        });
+        match latent {
+            Some(latent) => latent.costs(self.hidden, self.heads),
+            None => {
+                let weights = self.hidden * (self.qkv_width() + self.q_width());
+                [weights as f64, 2.0 * self.q_width() as f64]
+            }
+        }
     }
 
     /// Rows of the stacked q, k and v projections.
@@ -306,42 +344,6 @@ fn refuse_unsupported(fields: Fields<'_>, family: &Family) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-fn experts(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Experts> {
-    // Today's name, and that of transformers 4 for some families.
-    let (name, before) = ("num_local_experts", "num_experts");
-    let (stated, other) = (fields.size_opt(name, EXPERTS_MAX)?, fields.size_opt(before, EXPERTS_MAX)?);
-    let name = if stated.is_none() && other.is_some() { before } else { name };
-    if let Some((stated, other)) = stated.zip(other).filter(|(stated, other)| stated != other) {
-        return Err(fields.problem(name, format!("is {stated}, but {before} is {other}")));
-    }
-    let count = stated.or(other).unwrap_or(mixture.count);
-    if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
-        let problem =
-            format!("is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}");
-        return Err(fields.problem(name, problem));
-    }
-    let inner = fields.size(mixture.inner, WIDTH_MAX)?;
-    if count.saturating_mul(2 * inner.max(hidden)) > ROWS_MAX {
-        return Err(fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows")));
-    }
-    let chosen = fields.size_opt("num_experts_per_tok", EXPERTS_MAX)?.unwrap_or(mixture.chosen);
-    if chosen > count {
-        return Err(fields.problem("num_experts_per_tok", format!("is {chosen}, but {name} is {count}")));
-    }
-    let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
-        || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
-    if some_dense {
-        let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
-        return Err(unsupported(fields, what, "a mixture of experts in every layer"));
-    }
-    let routing = match mixture.normalized {
-        Some((field, absent)) if !fields.flag(field)?.unwrap_or(absent) => Routing::AmongAll,
-        _ => Routing::AmongChosen,
-    };
-    let shared = mixture.shared.map(|field| fields.size(field, WIDTH_MAX)).transpose()?;
-    Ok(Experts { count, chosen, routing, shared })
 }
 
 fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {

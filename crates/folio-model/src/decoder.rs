@@ -4,15 +4,15 @@
 //! building; what differs is in [`Config`].
 
 use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
-use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Mixer};
+use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Latent, Mixer};
 use crate::family::Norms;
 use crate::kv_format::KvFormats;
 use crate::program::{
-    AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, MatrixId, Op, Program, RopeId,
-    StatePlace, VectorId,
+    AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, LatentSpec, MatrixId, Op, Program,
+    RopeId, StatePlace, VectorId,
 };
 use crate::quant::Encoding;
-use crate::weights::{Attention, Delta, FeedForward, MixerWeights, Weights};
+use crate::weights::{self, Attention, Delta, FeedForward, MixerWeights, Weights};
 
 /// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
 /// the same checkpoint would give others.
@@ -38,15 +38,16 @@ pub struct Tap {
 }
 
 /// Which cache group each layer stores what it keeps in, and the kinds of the groups, for sequences of at most
-/// `max_model_len` tokens: layers that attend to everything, then a group for each size of window and of state. A window that holds
-/// the longest sequence is none.
+/// `max_model_len` tokens: layers that attend to everything, whose latents are all alike, then a group for each size of window and of
+/// state. A window that holds the longest sequence is none.
 fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<usize>) {
-    let mut kinds = vec![GroupKind::Full];
+    let latent = latent(config).map(|latent| GroupKind::Latent { rank: latent.rank as u32 });
+    let mut kinds = vec![latent.unwrap_or(GroupKind::Full)];
     let groups = (0..config.layers).map(|layer| {
         let kind = match (config.mixers[layer], window(config, layer, max_model_len)) {
             (Mixer::Delta(net), _) => GroupKind::State { values: net.state_values() },
             (Mixer::Attention, Some(tokens)) => GroupKind::Window { tokens },
-            (Mixer::Attention, None) => return 0,
+            (Mixer::Attention, None) | (Mixer::Latent(_), _) => return 0,
         };
         kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
             kinds.push(kind);
@@ -55,6 +56,14 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
     });
     let groups = groups.collect();
     (kinds, groups)
+}
+
+/// What layers with latent attention have in common. Where there are such, no layer attends to everything otherwise.
+fn latent(config: &Config) -> Option<Latent> {
+    config.mixers.iter().find_map(|mixer| match mixer {
+        Mixer::Latent(latent) => Some(*latent),
+        Mixer::Attention | Mixer::Delta(_) => None,
+    })
 }
 
 fn window(config: &Config, layer: usize, max_model_len: usize) -> Option<u32> {
@@ -74,10 +83,16 @@ pub fn kv_layout(
 ) -> Result<KvLayout, String> {
     let (kinds, group_of) = cache_groups(config, max_model_len);
     let windowed: Vec<bool> = group_of.iter().map(|group| *group > 0).collect();
-    let formats = formats.of_layers(config.head_dim, &windowed)?;
+    let (kv_heads, head_dim) = match latent(config) {
+        Some(latent) => (1, latent.key_dim()),
+        None => (config.kv_heads, config.head_dim),
+    };
+    let formats = formats.of_layers(head_dim, &windowed)?;
+    if let Some(format) = formats.iter().find(|format| latent(config).is_some() && format.is_scaled()) {
+        return Err(format!("latents are kept in f32, f16 or bf16, not in {format}"));
+    }
     let group = |(index, kind): (usize, GroupKind)| {
         let layers = (0..config.layers).filter(|layer| group_of[*layer] == index);
-        let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
         match kind {
             GroupKind::State { .. } => {
                 let formats = layers.map(|_| KvFormat::F32).collect();
@@ -162,6 +177,10 @@ pub fn program(
                 attend(config, index, attention, &mut program, &buffers, place, max_model_len);
                 (buffers.attended, attention.o, attention.o_bias)
             }
+            MixerWeights::Latent(sizes, latent) => {
+                latent_attention(config, sizes, latent, &mut program, &buffers.latent, buffers.normed, place);
+                (buffers.latent.attended, latent.o, latent.o_bias)
+            }
             MixerWeights::Delta(net, delta) => {
                 delta_net(net, config.eps, delta, &mut program, &buffers.delta, buffers.normed, place);
                 (buffers.delta.out, delta.o, None)
@@ -175,7 +194,8 @@ pub fn program(
             x,
         );
         program.body.push(read(x, layer.mlp_norm, eps, buffers.normed));
-        let last = feed_forward(config, &layer.feed_forward, &mut program, &buffers);
+        let experts = config.experts_of(index);
+        let last = feed_forward(config, experts, &layer.feed_forward, &mut program, &buffers);
         add_block(
             &mut program,
             buffers.branch.zip(layer.mlp_post_norm),
@@ -239,12 +259,26 @@ struct Buffers {
     attended: Buf,
     /// Of an output gate.
     gate: Buf,
+    latent: LatentBuffers,
     delta: DeltaBuffers,
-    /// Of one feed-forward part, or of the router's logits.
+    /// Of one feed-forward part.
     inner: Buf,
+    /// Of the router.
+    logits: Buf,
     shared: SharedBuffers,
     /// Of the output of a block that has a norm behind it.
     branch: Option<Buf>,
+}
+
+struct LatentBuffers {
+    /// Queries compressed, and through their norm.
+    q_down: [Buf; 2],
+    q: Buf,
+    latent: Buf,
+    queries: Buf,
+    /// Sums of latents, and of values.
+    mixed: Buf,
+    attended: Buf,
 }
 
 struct DeltaBuffers {
@@ -264,19 +298,30 @@ impl Buffers {
     fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
         let net = config.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Delta(net) => Some(*net),
-            Mixer::Attention => None,
+            Mixer::Attention | Mixer::Latent(_) => None,
         });
+        let latent = latent(config);
+        let attends = config.mixers.contains(&Mixer::Attention);
         let shared = config.experts.and_then(|experts| experts.shared);
         let normed = buffer(config.hidden);
-        let qkv = buffer(config.qkv_width());
-        let attended = buffer(config.q_width());
-        let inner = buffer(config.experts.map_or(config.intermediate, |experts| experts.count));
         let branch = (config.family.norms != Norms::Before).then(|| buffer(config.hidden));
         let mut some = |width: Option<usize>| width.map_or(none, &mut *buffer);
+        let of_latent = |width: fn(Latent) -> usize| latent.map(|latent| config.heads * width(latent));
+        let q_rank = latent.and_then(|latent| latent.q_rank);
         Self {
             normed,
-            qkv,
-            attended,
+            qkv: some(attends.then(|| config.qkv_width())),
+            attended: some(attends.then(|| config.q_width())),
+            inner: some((config.dense_layers() > 0).then(|| config.dense_width())),
+            logits: some(config.experts.map(|experts| experts.count)),
+            latent: LatentBuffers {
+                q_down: [some(q_rank), some(q_rank)],
+                q: some(of_latent(|latent| latent.query_dim())),
+                latent: some(latent.map(|latent| latent.key_dim())),
+                queries: some(of_latent(|latent| latent.key_dim())),
+                mixed: some(of_latent(|latent| latent.rank)),
+                attended: some(of_latent(|latent| latent.value_dim)),
+            },
             gate: some(config.family.output_gate.then(|| config.q_width())),
             delta: DeltaBuffers {
                 qkv: some(net.map(|net| net.channels())),
@@ -284,7 +329,6 @@ impl Buffers {
                 z: some(net.map(|net| net.value_heads * net.value_dim)),
                 out: some(net.map(|net| net.value_heads * net.value_dim)),
             },
-            inner,
             shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
             branch,
         }
@@ -341,6 +385,49 @@ fn attend(
     }
 }
 
+/// Latent attention, likewise, in its absorbed form.
+fn latent_attention(
+    config: &Config,
+    sizes: &Latent,
+    weights: &weights::Latent<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &LatentBuffers,
+    x: Buf,
+    place: Place,
+) {
+    let &LatentBuffers { q_down: [down, normed], q, latent, queries, mixed, attended } = buffers;
+    let (spec, heads) = (program.latent.len(), config.heads);
+    program.latent.push(LatentSpec {
+        group: place.group,
+        layer: place.layer,
+        heads,
+        rank: sizes.rank,
+        rope_dim: sizes.rope_dim,
+        nope_dim: sizes.nope_dim,
+        scale: config.attention_scale as f32,
+        rope: RopeId(0),
+        neighbours: sizes.neighbours,
+        norm: weights.kv_norm,
+        norm_eps: Latent::EPS,
+    });
+    let linear = |x, weight, bias, out| Op::Linear { x, weight, bias, out, add: false };
+    match weights.q_down.zip(weights.q_norm) {
+        None => program.body.push(linear(x, weights.q, None, q)),
+        Some((matrix, weight)) => program.body.extend([
+            linear(x, matrix, weights.q_down_bias, down),
+            Op::RmsNorm { x: down, weight, eps: Latent::EPS, out: normed },
+            linear(normed, weights.q, None, q),
+        ]),
+    }
+    program.body.extend([
+        linear(x, weights.kv_down, weights.kv_down_bias, latent),
+        Op::HeadLinear { x: q, weight: weights.absorb, heads, out: queries },
+        Op::WriteLatent { q, latent, spec, queries },
+        Op::LatentAttention { queries, spec, out: mixed },
+        Op::HeadLinear { x: mixed, weight: weights.expand, heads, out: attended },
+    ]);
+}
+
 /// A gated delta net, likewise.
 fn delta_net(
     net: &DeltaNet,
@@ -383,15 +470,17 @@ fn delta_net(
 /// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.
 fn feed_forward(
     config: &Config,
+    experts: Option<Experts>,
     weights: &FeedForward<MatrixId, VectorId>,
     program: &mut Program,
     buffers: &Buffers,
 ) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &FeedForward { router, router_bias, gate_up, gate_up_bias, down, down_bias, .. } = weights;
-    let &Buffers { normed: x, inner, .. } = buffers;
+    let &FeedForward { router, router_bias, choice_bias, gate_up, gate_up_bias, down, down_bias, .. } =
+        weights;
+    let &Buffers { normed: x, inner, logits, .. } = buffers;
     let activation = config.activation;
     let spec = program.experts.len();
-    let mixture = router.zip(config.experts);
+    let mixture = router.zip(experts);
     match mixture {
         None => {
             program.body.push(Op::GatedLinear {
@@ -402,14 +491,16 @@ fn feed_forward(
                 out: inner,
             });
         }
-        Some((router, Experts { count, chosen, routing, .. })) => {
-            program.body.push(Op::Linear { x, weight: router, bias: router_bias, out: inner, add: false });
-            let inner = config.intermediate;
+        Some((router, Experts { count, chosen, routing, groups, scale, .. })) => {
+            program.body.push(Op::Linear { x, weight: router, bias: router_bias, out: logits, add: false });
             let matrices = ExpertsSpec {
                 count,
                 chosen,
                 routing,
-                inner,
+                choice_bias,
+                groups,
+                scale: scale as f32,
+                inner: config.intermediate,
                 activation,
                 gate_up,
                 gate_up_bias,
@@ -421,11 +512,11 @@ fn feed_forward(
     }
     move |out, add| match mixture {
         None => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
-        Some(_) => Op::Experts { x, logits: inner, spec, out, add },
+        Some(_) => Op::Experts { x, logits, spec, out, add },
     }
 }
 
-/// Adds what the shared expert says, as strongly as it is to. No family has one and a norm behind the feed-forward part.
+/// Adds what the shared expert says, as strongly as it is to, if there is one. No family has one and a norm behind the feed-forward part.
 fn shared_expert(
     config: &Config,
     weights: &FeedForward<MatrixId, VectorId>,
@@ -435,15 +526,14 @@ fn shared_expert(
 ) {
     let &FeedForward { shared_gate_up, shared_down, shared_gate, .. } = weights;
     let (x, &SharedBuffers { inner, gate }) = (buffers.normed, &buffers.shared);
-    if let (Some(gate_up), Some(down), Some(strength)) = (shared_gate_up, shared_down, shared_gate) {
-        let activation = config.activation;
-        program.body.extend([
-            Op::GatedLinear { x, weight: gate_up, bias: None, activation, out: inner },
-            Op::Linear { x, weight: strength, bias: None, out: gate, add: false },
-            Op::SigmoidGate { x: inner, gate },
-            Op::Linear { x: inner, weight: down, bias: None, out, add: true },
-        ]);
-    }
+    let Some((gate_up, down)) = shared_gate_up.zip(shared_down) else { return };
+    let activation = config.activation;
+    program.body.push(Op::GatedLinear { x, weight: gate_up, bias: None, activation, out: inner });
+    program.body.extend(shared_gate.into_iter().flat_map(|weight| {
+        let strength = Op::Linear { x, weight, bias: None, out: gate, add: false };
+        [strength, Op::SigmoidGate { x: inner, gate }]
+    }));
+    program.body.push(Op::Linear { x: inner, weight: down, bias: None, out, add: true });
 }
 
 /// Adds what `linear` computes to the residual stream `x`: through a norm, where there is one and a buffer for it.

@@ -7,6 +7,8 @@
 //! put right ([`values`]). A word follows from its place in the run alone: a device can make any part of a matrix where that part
 //! lies ([`Backend::make_up_matrix`]). The host makes the run once, as long as the largest matrix that the device leaves to it.
 
+use std::collections::HashMap;
+
 use crate::backend::{Backend, DType, TensorView};
 use crate::error::{ModelError, Result};
 use crate::program::{MatrixId, VectorId};
@@ -33,29 +35,32 @@ pub const ENCODINGS: [Encoding; 12] = [
 pub(crate) struct Dummy<'a> {
     backend: &'a mut dyn Backend,
     encoding: Encoding,
-    /// As long as the largest matrix that was made here: in bf16, for columns that are not whole blocks, and in `encoding`.
-    plain: Vec<u8>,
-    blocks: Vec<u8>,
+    /// As long as the largest matrix that was made here in each encoding: the one that is asked for, and those of matrices that cannot
+    /// be in it.
+    runs: HashMap<Encoding, Vec<u8>>,
     pub(crate) parameters: u64,
 }
 
 impl<'a> Dummy<'a> {
     pub(crate) fn new(backend: &'a mut dyn Backend, encoding: Encoding) -> Self {
-        Self { backend, encoding, plain: Vec::new(), blocks: Vec::new(), parameters: 0 }
+        Self { backend, encoding, runs: HashMap::new(), parameters: 0 }
     }
 }
 
 impl Load<ModelError> for Dummy<'_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
-        let cols = spec.parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
-        let rows: usize = spec.parts.iter().map(|part| part.picked_shape()[0]).sum();
-        let encoding = stored(self.encoding, cols);
+        let [rows, cols] = spec.matrix_shape();
+        let encoding = match spec.made {
+            // As it is where it was quantized.
+            Made::Transposed { .. } if self.encoding.plain().is_none() => Encoding::Plain(DType::F32),
+            _ => stored(self.encoding, cols),
+        };
         self.parameters += (rows * cols) as u64;
         if let Some(made) = self.backend.make_up_matrix(&spec.label, encoding, [rows, cols])? {
             return Ok(made);
         }
         let bytes = rows * encoding.bytes(cols).unwrap_or(0);
-        let run = if encoding == self.encoding { &mut self.blocks } else { &mut self.plain };
+        let run = self.runs.entry(encoding).or_default();
         if run.len() < bytes {
             *run = values(encoding, bytes);
         }
@@ -69,7 +74,7 @@ impl Load<ModelError> for Dummy<'_> {
             Made::MinusExp => -0.02,
             Made::Taps => 0.25,
             Made::Linear { .. } if spec.label.contains("norm") => 1.0,
-            Made::Linear { .. } => 0.0,
+            Made::Linear { .. } | Made::Transposed { .. } => 0.0,
         };
         let length: usize = spec.parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
         self.parameters += length as u64;

@@ -78,9 +78,9 @@ pub enum Gate {
 }
 
 /// What a family calls its mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
-    /// Default of `num_local_experts`, also called `num_experts`.
+    /// Default of `num_local_experts`, also called `num_experts` or `n_routed_experts`.
     pub count: usize,
     /// Default of `num_experts_per_tok`.
     pub chosen: usize,
@@ -91,8 +91,37 @@ pub struct Mixture {
     /// The linear layer whose outputs are the experts' logits.
     pub router: &'static str,
     pub stored: ExpertTensors,
-    /// The field with the width of an expert that speaks for every token, as strongly as a gate of its own says; `None`: there is none.
-    pub shared: Option<&'static str>,
+    pub choice: Choice,
+    /// Default of `routed_scaling_factor`, which multiplies the weights of the chosen; `None`: there is no such factor.
+    pub scale: Option<f64>,
+    pub shared: Shared,
+    /// Default of `first_k_dense_replace`, the number of layers before the first that has experts; `None`: every layer has.
+    pub dense: Option<usize>,
+}
+
+/// What experts are chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Logits,
+    /// Likewise, and where `topk_method` says so only those in the groups with the largest.
+    GroupedLogits,
+    /// Sigmoids of logits and a bias, in the groups whose two largest add up to most. Defaults of `n_group` and `topk_group`.
+    BiasedSigmoids {
+        groups: usize,
+        kept: usize,
+    },
+}
+
+/// The expert that speaks for every token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    Never,
+    /// As strongly as a gate of its own says. The field with its width.
+    Gated(&'static str),
+    /// As wide as so many others: the default of `n_shared_experts`.
+    Counted {
+        absent: usize,
+    },
 }
 
 /// How the experts of a layer lie in safetensors files.
@@ -150,6 +179,8 @@ pub struct Family {
     pub qk_norm: bool,
     /// What a query head attends to is multiplied by the sigmoid of a gate, whose rows follow the head's in q_proj.
     pub output_gate: bool,
+    /// Every layer has latent attention, which rotates neighbouring dimensions unless `rope_interleave` is false.
+    pub latent: bool,
     /// Layers that `layer_types` calls `linear_attention`, or all but every `full_attention_interval`-th, have a gated delta net in
     /// attention's place.
     pub delta: Option<DeltaTensors>,
@@ -205,6 +236,7 @@ const LLAMA: Family = Family {
     mlp_bias: Bias::Config("mlp_bias"),
     qk_norm: false,
     output_gate: false,
+    latent: false,
     delta: None,
     window: Window::Never,
     sinks: false,
@@ -304,14 +336,55 @@ const QWEN_HYBRID: Family = Family {
     ..LLAMA
 };
 
+/// Experts in every layer, chosen by their logits, and no other.
+const PLAIN_EXPERTS: Mixture = Mixture {
+    count: 8,
+    chosen: 2,
+    inner: "intermediate_size",
+    normalized: None,
+    router: "mlp.gate",
+    stored: ExpertTensors::Each,
+    choice: Choice::Logits,
+    scale: None,
+    shared: Shared::Never,
+    dense: None,
+};
+
 const QWEN_HYBRID_EXPERTS: Mixture = Mixture {
     count: 256,
     chosen: 8,
     inner: "moe_intermediate_size",
-    normalized: None,
-    router: "mlp.gate",
     stored: ExpertTensors::Halves,
-    shared: Some("shared_expert_intermediate_size"),
+    shared: Shared::Gated("shared_expert_intermediate_size"),
+    ..PLAIN_EXPERTS
+};
+
+/// What the families of DeepSeek's third version have in common.
+const DEEPSEEK: Family = Family {
+    model_type: "deepseek_v3",
+    architecture: "DeepseekV3ForCausalLM",
+    models: "DeepSeek-V3, V3.1, R1",
+    notes: "latent attention, a mixture of experts in groups behind the first layers and one that speaks for every token; on the CPU",
+    qkv_bias: Bias::Config("attention_bias"),
+    o_bias: Bias::Config("attention_bias"),
+    mlp_bias: Bias::Never,
+    latent: true,
+    mixture: Some(DEEPSEEK_EXPERTS),
+    max_position: 4096,
+    ..LLAMA
+};
+
+const DEEPSEEK_EXPERTS: Mixture = Mixture {
+    count: 256,
+    chosen: 8,
+    inner: "moe_intermediate_size",
+    normalized: Some(("norm_topk_prob", true)),
+    router: "mlp.gate",
+    stored: ExpertTensors::Each,
+    choice: Choice::BiasedSigmoids { groups: 8, kept: 4 },
+    scale: Some(2.5),
+    shared: Shared::Counted { absent: 1 },
+    dense: Some(3),
 };
 
 /// Every family Folio serves.
@@ -332,15 +405,7 @@ pub const FAMILIES: &[Family] = &[
         models: "Mixtral 8x7B, 8x22B",
         notes: "a mixture of experts in every layer",
         window: Window::Field { absent: None },
-        mixture: Some(Mixture {
-            count: 8,
-            chosen: 2,
-            inner: "intermediate_size",
-            normalized: None,
-            router: "mlp.gate",
-            stored: ExpertTensors::Each,
-            shared: None,
-        }),
+        mixture: Some(PLAIN_EXPERTS),
         renamed: &[
             (".block_sparse_moe.", ".mlp."),
             (".w1.", ".gate_proj."),
@@ -390,9 +455,7 @@ pub const FAMILIES: &[Family] = &[
             chosen: 8,
             inner: "moe_intermediate_size",
             normalized: Some(("norm_topk_prob", false)),
-            router: "mlp.gate",
-            stored: ExpertTensors::Each,
-            shared: None,
+            ..PLAIN_EXPERTS
         }),
         kv_heads: KvHeadsDefault::Fixed(4),
         max_position: 32_768,
@@ -438,6 +501,47 @@ pub const FAMILIES: &[Family] = &[
         nested: Some(("text_config", "qwen3_5_moe_text")),
         mixture: Some(QWEN_HYBRID_EXPERTS),
         ..QWEN_HYBRID
+    },
+    Family {
+        model_type: "deepseek_v2",
+        architecture: "DeepseekV2ForCausalLM",
+        models: "DeepSeek-V2, V2-Lite, V2.5, Coder-V2",
+        notes: "as deepseek_v3, with experts chosen by their logits",
+        mixture: Some(Mixture {
+            count: 64,
+            normalized: Some(("norm_topk_prob", false)),
+            choice: Choice::GroupedLogits,
+            scale: Some(1.0),
+            shared: Shared::Counted { absent: 2 },
+            dense: Some(0),
+            ..DEEPSEEK_EXPERTS
+        }),
+        max_position: 2048,
+        ..DEEPSEEK
+    },
+    DEEPSEEK,
+    Family {
+        model_type: "kimi_k2",
+        models: "Kimi K2 (Instruct, Thinking)",
+        notes: "as deepseek_v3",
+        ..DEEPSEEK
+    },
+    Family {
+        model_type: "glm4_moe_lite",
+        architecture: "Glm4MoeLiteForCausalLM",
+        models: "GLM-4.7-Flash",
+        notes: "as deepseek_v3",
+        mixture: Some(Mixture {
+            count: 64,
+            chosen: 4,
+            choice: Choice::BiasedSigmoids { groups: 1, kept: 1 },
+            scale: Some(1.8),
+            dense: Some(1),
+            ..DEEPSEEK_EXPERTS
+        }),
+        rms_norm_eps: 1e-5,
+        max_position: 202_752,
+        ..DEEPSEEK
     },
     Family {
         model_type: "smollm3",
@@ -541,11 +645,9 @@ pub const FAMILIES: &[Family] = &[
         mixture: Some(Mixture {
             count: 128,
             chosen: 4,
-            inner: "intermediate_size",
-            normalized: None,
             router: "mlp.router",
             stored: ExpertTensors::Stacked,
-            shared: None,
+            ..PLAIN_EXPERTS
         }),
         kv_heads: KvHeadsDefault::Fixed(8),
         head_dim: Some(64),

@@ -421,15 +421,66 @@ fn values_of(parts: &[Part<'_>], made: Made) -> Vec<f32> {
                 let taps = shape.last().copied().unwrap_or(1).max(1);
                 all.extend((0..taps).flat_map(|tap| values.iter().skip(tap).step_by(taps)));
             }
+            Made::Transposed { .. } => all.extend(values),
         }
     }
     all
 }
 
+/// Of every `rows` rows the transpose. Values of blocks are decoded and stay what they are then: in bf16 where that holds them all.
+fn transposed(part: &Part<'_>, rows: usize) -> (Encoding, Vec<u8>) {
+    let Part { encoding, shape, values, .. } = part;
+    let (cols, order) = (shape.last().copied().unwrap_or(1), values.order.as_deref());
+    match *encoding {
+        Encoding::Plain(DType::F32) => {
+            (*encoding, turned(values.bytes.as_chunks::<4>().0, rows, cols, order).into_flattened())
+        }
+        Encoding::Plain(_) => {
+            (*encoding, turned(values.bytes.as_chunks::<2>().0, rows, cols, order).into_flattened())
+        }
+        Encoding::Block(format) => {
+            let mut decoded = vec![0.0f32; shape.iter().product()];
+            format.decode(&values.bytes, &mut decoded);
+            let decoded = turned(&decoded, rows, cols, order);
+            let holds = |x: &f32| half::bf16::from_f32(*x).to_f32().to_bits() == x.to_bits();
+            match decoded.iter().all(holds) {
+                true => {
+                    let bytes = decoded.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes());
+                    (Encoding::Plain(DType::BF16), bytes.collect())
+                }
+                false => {
+                    (Encoding::Plain(DType::F32), decoded.iter().flat_map(|x| x.to_le_bytes()).collect())
+                }
+            }
+        }
+    }
+}
+
+/// `[rows, cols]` to `[cols, rows]`, again and again; stored column `j` is column `order[j]`.
+fn turned<T: Copy + Default>(values: &[T], rows: usize, cols: usize, order: Option<&[u32]>) -> Vec<T> {
+    let mut out = vec![T::default(); values.len()];
+    for (to, from) in out.chunks_exact_mut(rows * cols).zip(values.chunks_exact(rows * cols)) {
+        for (row, from) in from.chunks_exact(cols).enumerate() {
+            for (at, value) in from.iter().enumerate() {
+                let column = order.map_or(at, |order| order[at] as usize);
+                to[column * rows + row] = *value;
+            }
+        }
+    }
+    out
+}
+
 impl Load<ModelError> for Loading<'_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
         let parts = self.parts(spec)?;
-        let id = self.backend.load_matrix(&spec.label, &views(&parts))?;
+        let id = match (spec.made, &parts[..]) {
+            (Made::Transposed { rows }, [part]) => {
+                let (encoding, bytes) = transposed(part, rows);
+                let view = TensorView { encoding, shape: &spec.matrix_shape(), bytes: &bytes, order: None };
+                self.backend.load_matrix(&spec.label, &[view])?
+            }
+            _ => self.backend.load_matrix(&spec.label, &views(&parts))?,
+        };
         self.packed(spec, &parts);
         Ok(id)
     }

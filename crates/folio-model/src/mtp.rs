@@ -116,6 +116,11 @@ impl Head {
         let numbered = |form: &Form, at: usize| if form.counted { layers + at } else { at };
         let found = FORMS.iter().find(|form| stored(&named(form.projection, numbered(form, 0))));
         let Some(form) = found else { return missing(target) };
+        if let Some(Mixer::Latent(_)) = target.config().mixers.first() {
+            let what = "an MTP head with latent attention".to_owned();
+            let supported = "supported: MTP heads with attention".to_owned();
+            return Err(ModelError::Unsupported { file: target.location(), what, supported });
+        }
         let number = numbered(form, 0);
         let another = named(form.layer, numbered(form, 1));
         if let Some(name) = target.tensor_names().find(|name| name.starts_with(&another)) {

@@ -33,6 +33,7 @@ pub struct Program {
     pub experts: Vec<ExpertsSpec>,
     pub convolutions: Vec<ConvolutionSpec>,
     pub delta: Vec<DeltaSpec>,
+    pub latent: Vec<LatentSpec>,
     /// Run for every row, in order.
     pub body: Vec<Op>,
     /// Run only for rows whose logits are wanted.
@@ -104,6 +105,47 @@ impl AttentionSpec {
     }
 }
 
+/// What differs between layers of latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): of a token, the cache keeps one vector
+/// that all heads read, `[rank + rope_dim]`, as the key; its first `rank` values are the value, too.
+///
+/// The projections from that vector to the keys and values of each head are part of the query and of the output (the absorbed form), for
+/// every row alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Cache group: index into [`KvLayout::groups`](crate::backend::KvLayout::groups).
+    pub group: u32,
+    /// Index of the layer inside its cache group.
+    pub layer: u32,
+    pub heads: usize,
+    /// Values of a latent.
+    pub rank: usize,
+    /// Values behind it that are rotated.
+    pub rope_dim: usize,
+    /// Values of a head's query before those that are rotated.
+    pub nope_dim: usize,
+    /// Multiplies products of queries and keys.
+    pub scale: f32,
+    /// Of `rope_dim` dimensions.
+    pub rope: RopeId,
+    /// Dimensions `2 * i` and `2 * i + 1` are rotated together, and not `i` and `i + rope_dim / 2`.
+    pub neighbours: bool,
+    /// Of the latent.
+    pub norm: VectorId,
+    pub norm_eps: f32,
+}
+
+impl LatentSpec {
+    /// Values of a key, and of a head's absorbed query.
+    pub const fn key_dim(&self) -> usize {
+        self.rank + self.rope_dim
+    }
+
+    /// Values of a head's query as it is projected.
+    pub const fn query_dim(&self) -> usize {
+        self.nope_dim + self.rope_dim
+    }
+}
+
 /// What becomes of a gate and the value it gates, element by element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
@@ -122,6 +164,35 @@ pub enum Routing {
     AmongChosen,
     /// Softmax over all logits; what the others would get is lost.
     AmongAll,
+    /// The sigmoid of each logit by itself.
+    Sigmoid,
+    /// The same, divided by the sum of those of the chosen.
+    SigmoidAmongChosen,
+}
+
+impl Routing {
+    /// Added to the sum by which sigmoids are divided.
+    pub const EPS: f32 = 1e-20;
+
+    /// Whether experts are chosen by sigmoids and not by logits, which softmax leaves in their order.
+    pub const fn is_sigmoid(self) -> bool {
+        matches!(self, Routing::Sigmoid | Routing::SigmoidAmongChosen)
+    }
+}
+
+/// Experts in groups of equally many neighbours, of which some are kept for a row before experts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    pub count: usize,
+    /// Those of the largest score, of equal ones the first.
+    pub kept: usize,
+    /// The score of a group is the sum of its two largest, and not its largest.
+    pub by_two: bool,
+}
+
+impl ExpertGroups {
+    /// Most groups.
+    pub const MOST: usize = 64;
 }
 
 /// A mixture of experts: for each row, some of many feed-forward parts.
@@ -130,9 +201,14 @@ pub enum Routing {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
     pub count: usize,
-    /// How many speak for a row: those with the largest logits, of equal ones the first.
+    /// How many speak for a row: those with the largest scores, of equal ones the first. Scores are logits, or the sigmoids of those.
     pub chosen: usize,
     pub routing: Routing,
+    /// Added to the scores by which experts are chosen, and to no weight: one per expert.
+    pub choice_bias: Option<VectorId>,
+    pub groups: Option<ExpertGroups>,
+    /// Weights are multiplied by it.
+    pub scale: f32,
     /// Width of an expert's gated values.
     pub inner: usize,
     pub activation: Activation,
@@ -239,9 +315,9 @@ pub enum Op {
     AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
     /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide.
     GatedLinear { x: Buf, weight: MatrixId, bias: Option<VectorId>, activation: Activation, out: Buf },
-    /// `out = sum of weight * (D.activation(gate, up) + bias)` over the chosen experts of each row, largest logit first, with
-    /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert. `spec` indexes
-    /// [`Program::experts`].
+    /// `out = sum of weight * (D.activation(gate, up) + bias)` over the chosen experts of each row, largest score first, with
+    /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert, and used up. `spec`
+    /// indexes [`Program::experts`].
     Experts { x: Buf, logits: Buf, spec: usize, out: Buf, add: bool },
     /// `x = silu(sum over taps of weight * x at the positions before and its own)`. `spec` indexes [`Program::convolutions`].
     Convolve { x: Buf, spec: usize },
@@ -256,6 +332,17 @@ pub enum Op {
     GatedRmsNorm { x: Buf, gate: Buf, weight: VectorId, eps: f32 },
     /// `x *= sigmoid(gate)`: each value of the gate is that of equally many neighbours in `x`.
     SigmoidGate { x: Buf, gate: Buf },
+    /// A product for each of `heads` heads: the first values of its part of `out` become `W . x`, of the first values of its part of `x`
+    /// and its rows of the matrix, `[heads * rows, columns]`. Other values of `out` stay what they are.
+    HeadLinear { x: Buf, weight: MatrixId, heads: usize, out: Buf },
+    /// `latent` holds `[rank + rope_dim]`, `q` of each head `[nope_dim + rope_dim]`: normalize the former's first part, rotate the last
+    /// part of it and of every head, write the latent of every row to the paged cache, and what was rotated of each head to the last part
+    /// of its absorbed query, of which `queries` hold `[rank + rope_dim]` each. `latent` and `q` are used up. `spec` indexes
+    /// [`Program::latent`].
+    WriteLatent { q: Buf, latent: Buf, spec: usize, queries: Buf },
+    /// Causal attention of absorbed queries over the paged cache, read back from the cache for every position.
+    /// `out` is `[rows, heads * rank]`.
+    LatentAttention { queries: Buf, spec: usize, out: Buf },
 }
 
 impl Program {
@@ -301,6 +388,9 @@ impl Op {
             Op::Convolve { x, .. } => [Some(x), None, None],
             Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
             Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
+            Op::HeadLinear { x, .. } => [Some(x), None, None],
+            Op::WriteLatent { q, latent, queries, .. } => [Some(q), Some(latent), Some(queries)],
+            Op::LatentAttention { queries, .. } => [Some(queries), None, None],
         }
     }
 
@@ -316,8 +406,11 @@ impl Op {
             | Op::AddRmsNorm { out, .. }
             | Op::Experts { out, .. }
             | Op::DeltaRule { out, .. }
+            | Op::HeadLinear { out, .. }
+            | Op::LatentAttention { out, .. }
             | Op::Attention { out, .. } => out,
             Op::WriteKv { qkv, .. } => qkv,
+            Op::WriteLatent { queries, .. } => queries,
             Op::Scale { x, .. }
             | Op::Convolve { x, .. }
             | Op::GatedRmsNorm { x, .. }

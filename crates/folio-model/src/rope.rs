@@ -59,6 +59,8 @@ pub struct Yarn {
     /// Bounds of the ramp are rounded to whole dimensions.
     pub truncate: bool,
     pub attention_factor: f64,
+    /// `mscale_all_dim`: latent attention has a factor of its own for products of queries and keys.
+    pub all_dim: Option<f64>,
 }
 
 /// Which layers a rotary embedding is for, in a family that has two.
@@ -130,6 +132,15 @@ impl RopeConfig {
             }
         }
         Ok(rope)
+    }
+
+    /// What latent attention multiplies products of queries and keys by, beside the root of their size (DeepSeek-V2's code: `mscale`
+    /// squared).
+    pub fn query_factor(&self) -> f64 {
+        match &self.scaling {
+            RopeScaling::Yarn(Yarn { factor, all_dim: Some(weight), .. }) => mscale(*factor, *weight).powi(2),
+            _ => 1.0,
+        }
     }
 
     /// The table for a server whose sequences are at most `max_model_len` tokens long.
@@ -244,10 +255,10 @@ fn parse_scaling(
 
 fn parse_yarn(nested: Fields<'_>, original: usize) -> Result<RopeScaling> {
     let factor = nested.positive("factor")?;
-    let mscale = |scale: f64, weight: f64| if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 };
+    let all_dim = nested.positive_opt("mscale_all_dim")?;
     let attention_factor = match nested.positive_opt("attention_factor")? {
         Some(attention_factor) => attention_factor,
-        None => match (nested.positive_opt("mscale")?, nested.positive_opt("mscale_all_dim")?) {
+        None => match (nested.positive_opt("mscale")?, all_dim) {
             (Some(one), Some(all)) => mscale(factor, one) / mscale(factor, all),
             _ => mscale(factor, 1.0),
         },
@@ -259,7 +270,12 @@ fn parse_yarn(nested: Fields<'_>, original: usize) -> Result<RopeScaling> {
         beta_slow: nested.positive_opt("beta_slow")?.unwrap_or(1.0),
         truncate: nested.flag("truncate")?.unwrap_or(true),
         attention_factor,
+        all_dim,
     }))
+}
+
+fn mscale(scale: f64, weight: f64) -> f64 {
+    if scale <= 1.0 { 1.0 } else { 0.1 * weight * scale.ln() + 1.0 }
 }
 
 fn parse_longrope(

@@ -50,10 +50,20 @@ pub const FIXTURES: &[&str] = &[
     "exaone4",
     "exaone4_small",
     "ernie4_5",
+    "deepseek_v3",
+    "deepseek_v3_bias",
+    "deepseek_v2_lite",
+    "deepseek_v2",
+    "kimi_k2",
+    "glm4_moe_lite",
 ];
 
 /// Those of them that keep states: not every device computes them, and they are not read from GGUF files.
 pub const HYBRIDS: &[&str] = &["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe"];
+
+/// Those with latent attention: likewise.
+pub const LATENT: &[&str] =
+    &["deepseek_v3", "deepseek_v3_bias", "deepseek_v2_lite", "deepseek_v2", "kimi_k2", "glm4_moe_lite"];
 
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
 pub const QUANTIZED: &[&str] = &[
@@ -69,6 +79,7 @@ pub const QUANTIZED: &[&str] = &[
     "fp8_block",
     "fp8_tensor",
     "fp8_experts",
+    "fp8_latent",
     "gpt_oss_mxfp4",
 ];
 

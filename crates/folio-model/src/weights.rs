@@ -4,8 +4,8 @@
 //! twice: over tensor names (what to load) and over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten,
 //! or used and never loaded.
 
-use crate::config::{Config, DeltaNet, Mixer};
-use crate::family::{DeltaTensors, ExpertTensors, Fusion, Norms};
+use crate::config::{self, Config, DeltaNet, Mixer};
+use crate::family::{Choice, DeltaTensors, ExpertTensors, Fusion, Norms, Shared};
 use crate::program::{MatrixId, VectorId};
 
 /// One tensor of the checkpoint, or some of its rows.
@@ -72,7 +72,19 @@ pub struct WeightSpec {
     pub made: Made,
 }
 
-/// What a vector is made of what is stored, value by value.
+impl WeightSpec {
+    /// Rows and columns of the matrix that it becomes.
+    pub fn matrix_shape(&self) -> [usize; 2] {
+        let rows: usize = self.parts.iter().map(|part| part.picked_shape()[0]).sum();
+        let cols = self.parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
+        match self.made {
+            Made::Transposed { rows: each } => [rows / each * cols, each],
+            _ => [rows, cols],
+        }
+    }
+}
+
+/// What is made of what is stored: of a vector value by value, of a matrix as it is or transposed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Made {
     /// Plus so much: 1 where norms are stored as what is added to one. Then times so much.
@@ -81,6 +93,9 @@ pub enum Made {
     MinusExp,
     /// The tensor is `[channels, 1, taps]`, the vector `[taps, channels]`.
     Taps,
+    /// A matrix of which so many rows at a time, `[rows, columns]`, become `[columns, rows]`, in a type that holds each value as it is
+    /// decoded.
+    Transposed { rows: usize },
 }
 
 impl Made {
@@ -115,6 +130,7 @@ pub struct Layer<M, V> {
 #[derive(Clone, Debug)]
 pub enum MixerWeights<M, V> {
     Attention(Attention<M, V>),
+    Latent(config::Latent, Latent<M, V>),
     Delta(DeltaNet, Delta<M, V>),
 }
 
@@ -169,6 +185,27 @@ weights! {
 }
 
 weights! {
+    /// Latent attention.
+    Latent {
+        /// What queries are compressed by, where they are.
+        q_down: Option<M> = some_matrix,
+        q_down_bias: Option<V> = some_vector,
+        q_norm: Option<V> = some_vector,
+        q: M = matrix,
+        /// The latent, and behind it what is rotated.
+        kv_down: M = matrix,
+        kv_down_bias: Option<V> = some_vector,
+        kv_norm: V = vector,
+        /// Of each head what makes its keys of a latent, transposed: `[rank, nope_dim]`.
+        absorb: M = matrix,
+        /// Of each head what makes its values of a latent: `[value_dim, rank]`.
+        expand: M = matrix,
+        o: M = matrix,
+        o_bias: Option<V> = some_vector,
+    }
+}
+
+weights! {
     /// A gated delta net.
     Delta {
         /// q, k and v, one below the other: the channels of the convolution.
@@ -190,11 +227,13 @@ weights! {
     FeedForward {
         router: Option<M> = some_matrix,
         router_bias: Option<V> = some_vector,
+        /// Added to what experts are chosen by.
+        choice_bias: Option<V> = some_vector,
         gate_up: M = matrix,
         gate_up_bias: Option<V> = some_vector,
         down: M = matrix,
         down_bias: Option<V> = some_vector,
-        /// The expert that speaks for every token, and how strongly.
+        /// The expert that speaks for every token, and how strongly, where that is not the same for all.
         shared_gate_up: Option<M> = some_matrix,
         shared_down: Option<M> = some_matrix,
         shared_gate: Option<M> = some_matrix,
@@ -229,6 +268,7 @@ impl Layer<WeightSpec, WeightSpec> {
         list.extend(&self.norm);
         match &self.mixer {
             MixerWeights::Attention(attention) => attention.list(list),
+            MixerWeights::Latent(_, latent) => latent.list(list),
             MixerWeights::Delta(_, delta) => delta.list(list),
         }
         list.extend(&self.post_norm);
@@ -242,6 +282,7 @@ impl Layer<WeightSpec, WeightSpec> {
             norm: self.norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             mixer: match &self.mixer {
                 MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
+                MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
                 MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
             },
             post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
@@ -292,6 +333,7 @@ impl LayerNames<'_> {
             norm: pre.then(|| norm("input_layernorm")),
             mixer: match config.mixers[self.index] {
                 Mixer::Attention => MixerWeights::Attention(self.attention()),
+                Mixer::Latent(sizes) => MixerWeights::Latent(sizes, self.latent(&sizes)),
                 Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
             },
             post_norm: post.then(|| norm("post_attention_layernorm")),
@@ -315,9 +357,13 @@ impl LayerNames<'_> {
     }
 
     fn norm(&self, name: &str, path: &str, width: usize) -> WeightSpec {
+        self.norm_of(name, &format!("{path}{name}.weight"), width)
+    }
+
+    fn norm_of(&self, label: &str, name: &str, width: usize) -> WeightSpec {
         WeightSpec {
             made: Made::Linear { plus: self.config.norm_offset, times: 1.0 },
-            ..self.one(name, &format!("{path}{name}.weight"), &[width])
+            ..self.one(label, name, &[width])
         }
     }
 
@@ -390,6 +436,42 @@ impl LayerNames<'_> {
         }
     }
 
+    fn latent(&self, sizes: &config::Latent) -> Latent<WeightSpec, WeightSpec> {
+        let config = self.config;
+        let &config::Latent { q_rank, rank, nope_dim, rope_dim, value_dim, .. } = sizes;
+        let (hidden, heads) = (config.hidden, config.heads);
+        let queries = heads * sizes.query_dim();
+        let name = |of: &str| format!("self_attn.{of}");
+        let one = |label: &str, of: &str, shape: &[usize]| self.one(label, &name(of), shape);
+        let norm = |label: &str, of: &str, width| self.norm_of(label, &name(of), width);
+        let bias = |label: &str, of: &str, width| config.qkv_bias.then(|| one(label, of, &[width]));
+        // Of each head, rows that make its keys and then those that make its values.
+        let period = nope_dim + value_dim;
+        let of_heads = |label: &str, first, rows| {
+            let tensor = self.tensor(&name("kv_b_proj.weight"), &[heads * period, rank]);
+            self.stack(label, vec![TensorSpec { rows: Pick { period, first, rows }, ..tensor }])
+        };
+        Latent {
+            q_down: q_rank.map(|rank| one("q_down", "q_a_proj.weight", &[rank, hidden])),
+            q_down_bias: q_rank.and_then(|rank| bias("q_down_bias", "q_a_proj.bias", rank)),
+            q_norm: q_rank.map(|rank| norm("q_norm", "q_a_layernorm.weight", rank)),
+            q: match q_rank {
+                Some(rank) => one("q", "q_b_proj.weight", &[queries, rank]),
+                None => one("q", "q_proj.weight", &[queries, hidden]),
+            },
+            kv_down: one("kv_down", "kv_a_proj_with_mqa.weight", &[rank + rope_dim, hidden]),
+            kv_down_bias: bias("kv_down_bias", "kv_a_proj_with_mqa.bias", rank + rope_dim),
+            kv_norm: norm("kv_norm", "kv_a_layernorm.weight", rank),
+            absorb: WeightSpec {
+                made: Made::Transposed { rows: nope_dim },
+                ..of_heads("absorb", 0, nope_dim)
+            },
+            expand: of_heads("expand", nope_dim, value_dim),
+            o: one("o_proj", "o_proj.weight", &[hidden, heads * value_dim]),
+            o_bias: config.o_bias.then(|| one("o_bias", "o_proj.bias", &[hidden])),
+        }
+    }
+
     fn delta(&self, net: &DeltaNet) -> Delta<WeightSpec, WeightSpec> {
         let hidden = self.config.hidden;
         let &DeltaNet { key_heads, value_heads, key_dim, value_dim, taps } = net;
@@ -434,23 +516,27 @@ impl LayerNames<'_> {
 
     fn feed_forward(&self) -> FeedForward<WeightSpec, WeightSpec> {
         let config = self.config;
-        let (hidden, inner) = (config.hidden, config.intermediate);
-        let count = config.experts.map_or(1, |experts| experts.count);
-        let router = config.family.mixture.map(|mixture| mixture.router);
-        let router_spec = |suffix: &str, shape: &[usize]| {
-            router.map(|router| self.one(&format!("router_{suffix}"), &format!("{router}.{suffix}"), shape))
+        let experts = config.experts_of(self.index);
+        let (hidden, count) = (config.hidden, experts.map_or(1, |experts| experts.count));
+        let inner = if experts.is_some() { config.intermediate } else { config.dense_width() };
+        let mixture = config.family.mixture.filter(|_| experts.is_some());
+        let router_spec = |label: &str, suffix: &str, shape: &[usize]| {
+            mixture.map(|mixture| self.one(label, &format!("{}.{suffix}", mixture.router), shape))
         };
+        let by_bias = mixture.is_some_and(|mixture| matches!(mixture.choice, Choice::BiasedSigmoids { .. }));
         let split = [("gate_proj", count * inner), ("up_proj", count * inner)];
-        let mlp = if router.is_some() { EXPERTS } else { "mlp" };
+        let mlp = if mixture.is_some() { EXPERTS } else { "mlp" };
         let gate_up = |label, cols| self.projections(label, mlp, &split, "gate_up_proj", cols);
         let down =
             |label, cols| self.projections(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
-        let shared = config.experts.and_then(|experts| experts.shared);
-        let of_shared =
-            |name: &str, rows, cols| self.tensor(&format!("mlp.shared_expert{name}.weight"), &[rows, cols]);
+        let shared = experts.and_then(|experts| experts.shared);
+        let is_gated = mixture.is_some_and(|mixture| matches!(mixture.shared, Shared::Gated(_)));
+        let name = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
+        let of_shared = |part: &str, rows, cols| self.tensor(&format!("{name}{part}.weight"), &[rows, cols]);
         FeedForward {
-            router: router_spec("weight", &[count, hidden]),
-            router_bias: router_spec("bias", &[count]).filter(|_| config.mlp_bias),
+            router: router_spec("router_weight", "weight", &[count, hidden]),
+            router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
+            choice_bias: router_spec("choice_bias", "e_score_correction_bias", &[count]).filter(|_| by_bias),
             gate_up: gate_up("gate_up", Some(hidden)),
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
             down: down("down_proj", Some(inner)),
@@ -461,7 +547,9 @@ impl LayerNames<'_> {
             }),
             shared_down: shared
                 .map(|inner| self.stack("shared_down", vec![of_shared(".down_proj", hidden, inner)])),
-            shared_gate: shared.map(|_| self.stack("shared_gate", vec![of_shared("_gate", 1, hidden)])),
+            shared_gate: shared
+                .filter(|_| is_gated)
+                .map(|_| self.stack("shared_gate", vec![of_shared("_gate", 1, hidden)])),
         }
     }
 }

@@ -3,43 +3,15 @@
 
 mod common;
 
-use std::fs;
-
 use common::tensors::File;
-use common::{copy_of, load};
+use common::{copy_of, load, logits, perturbed, with_config};
 use folio_model::Checkpoint;
 use folio_model::backend::{DType, GroupKind};
 use folio_model::config::{Config, Mixer};
 use folio_model::decoder::kv_layout;
-use folio_model::reference::ReferenceBackend;
-use folio_model::testing::{HYBRIDS, LOGIT_TOLERANCE, Runner, fixture, relative_difference};
+use folio_model::testing::{HYBRIDS, LOGIT_TOLERANCE, fixture, relative_difference};
 use folio_model::weights::{Made, Pick, weight_specs};
-use half::{bf16, f16};
 use serde_json::{Value, json};
-
-/// Logits of a text.
-fn logits(folder: &std::path::Path) -> Vec<f32> {
-    let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
-    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 197).collect();
-    let mut runner = Runner::load(&checkpoint, ReferenceBackend::new(), None);
-    let rows: Vec<u32> = (0..40).collect();
-    runner.forward(&tokens, &rows).to_vec()
-}
-
-/// Other values of about the same size.
-fn perturbed(dtype: &str, bytes: &[u8]) -> Vec<u8> {
-    let other = |x: f32, i: usize| x * 1.25 + if i.is_multiple_of(2) { 0.06 } else { -0.03 };
-    let pairs = bytes.as_chunks::<2>().0.iter().enumerate();
-    match dtype {
-        "BF16" => pairs
-            .flat_map(|(i, b)| bf16::from_f32(other(bf16::from_le_bytes(*b).to_f32(), i)).to_le_bytes())
-            .collect(),
-        "F16" => pairs
-            .flat_map(|(i, b)| f16::from_f32(other(f16::from_le_bytes(*b).to_f32(), i)).to_le_bytes())
-            .collect(),
-        other => panic!("{other}"),
-    }
-}
 
 #[test]
 fn every_tensor_moves_the_logits() {
@@ -62,15 +34,6 @@ fn every_tensor_moves_the_logits() {
         }
         assert!(moved > 20, "{name}: {moved} tensors");
     }
-}
-
-fn with_config(name: &str, edit: impl FnOnce(&mut Value)) -> tempfile::TempDir {
-    let copy = copy_of(name);
-    let path = copy.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    edit(&mut config);
-    fs::write(path, config.to_string()).unwrap();
-    copy
 }
 
 #[test]

@@ -195,10 +195,9 @@ impl Backend for SimBackend {
     fn allocate_cache(&mut self, layout: &KvLayout, blocks: &[usize]) -> Result<(), BackendError> {
         let group = |(group, blocks): (&KvGroup, &usize)| {
             let layout = match group.kind {
-                GroupKind::Full => Layout::Paged,
+                GroupKind::Full | GroupKind::Latent { .. } => Layout::Paged,
                 GroupKind::Window { tokens } => Layout::Window { tokens },
                 GroupKind::State { .. } => Layout::State,
-                kind => return Err(BackendError::Device(format!("{kind:?} is not modelled"))),
             };
             let (blocks, block_tokens) = (*blocks as u32, group.block_tokens as u32);
             Ok(GroupMemory::new(GroupConfig {

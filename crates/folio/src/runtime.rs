@@ -284,10 +284,10 @@ fn divide(cache: &mut KvCache, tenants: &Declared) -> Result<()> {
 /// What attention over one earlier block adds to the cost of computing a block, as a share of that: the multiply-adds of
 /// attention per key against those of the weights.
 fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
-    let (hidden, heads) = (config.hidden as f64, config.q_width() as f64);
+    let [weights, of_key] = config.attention_costs();
     let chosen = config.experts.map_or(1.0, |experts| experts.chosen as f64);
-    let weights = hidden * (config.qkv_width() as f64 + heads + 3.0 * chosen * config.intermediate as f64);
-    f64::from(block_tokens) * 2.0 * heads / weights
+    let weights = weights + 3.0 * config.hidden as f64 * chosen * config.intermediate as f64;
+    f64::from(block_tokens) * of_key / weights
 }
 
 /// Rows of logits in one forward pass: every sequence samples one, but a large vocabulary times thousands of sequences

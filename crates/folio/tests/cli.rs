@@ -580,11 +580,12 @@ impl Drop for Served {
     }
 }
 
-/// Layers that keep a state, through the API: the tokens that transformers chooses, and what follows them from the state that was kept.
+/// Layers that keep a state, or latents, through the API: the tokens that transformers chooses, and what follows them from what was kept.
 #[test]
-fn a_hybrid_says_what_transformers_says_and_goes_on_from_its_state() {
+fn states_and_latents_say_what_transformers_says_and_go_on_from_what_is_kept() {
+    use folio_model::testing::{HYBRIDS, LATENT};
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    for name in folio_model::testing::HYBRIDS {
+    for name in HYBRIDS.iter().chain(LATENT) {
         let (fixture, folder) = (folio_model::testing::fixture(name), tempfile::tempdir().expect("a folder"));
         let files = ["config.json", "generation_config.json", "model.safetensors"];
         let tokens =

@@ -120,7 +120,7 @@ impl<K: Kv> Task for OfFloats<'_, K> {
 /// Bytes of 16-bit keys of one pair of dims over a step.
 const PAIR_BYTES: usize = 4 * STEP;
 
-struct Floats<S, K>(PhantomData<(S, K)>);
+pub(super) struct Floats<S, K>(PhantomData<(S, K)>);
 
 impl<S: Simd, K: Kv> Reader for Floats<S, K> {
     type S = S;
@@ -141,7 +141,7 @@ impl<S: Simd, K: Kv> Reader for Floats<S, K> {
     #[inline(always)]
     unsafe fn add_values<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>) {
         let mut p = weights.p;
-        let dim = chunk.attend.shape.head_dim;
+        let dim = chunk.attend.shape.value_dim;
         let mut d = 0;
         // SAFETY: the contract of this function; `p` is one step wide.
         unsafe {
@@ -183,9 +183,9 @@ impl<S: Simd, K: Kv> Floats<S, K> {
         p: &mut [[f32; STEP]; R],
         j: usize,
     ) {
-        let dim = chunk.attend.shape.head_dim;
+        let dim = chunk.attend.shape.key_dim;
         let mut acc = [[S::splat(0.0); N]; R];
-        // SAFETY: each group holds `head_dim` dims of 8 tokens; queries are packed `[dim][R]` from `first * dim`.
+        // SAFETY: each group holds `key_dim` dims of 8 tokens; queries are packed `[dim][R]` from `first * dim`.
         unsafe {
             let mut q = chunk.queries.add(first * dim);
             let mut at = 0;
@@ -255,7 +255,8 @@ impl<S: Simd, K: Kv> Floats<S, K> {
         p: &[[f32; STEP]; R],
         d: usize,
     ) {
-        let dim = chunk.attend.shape.head_dim;
+        // From one value to the next one's: values are at least as wide where keys hold them.
+        let dim = chunk.attend.shape.key_dim;
         let stride = chunk.attend.shape.stride();
         let mut acc = [[S::splat(0.0); D]; R];
         // SAFETY: the rows are inside the partial, whose rows are whole vectors. A vector of values that reaches past the

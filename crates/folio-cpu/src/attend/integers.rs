@@ -94,7 +94,7 @@ impl Attend<'_> {
     /// # Safety
     /// That of [`Attend::pack_queries`].
     pub(super) unsafe fn pack_integers(&self, tile: &Tile, format: KvFormat, to: *mut f32) {
-        let (group, dim) = (self.shape.group(), self.shape.head_dim);
+        let (group, dim) = (self.shape.group(), self.shape.key_dim);
         let mut query = [0f32; SCALED_HEAD_DIM_MAX];
         let query = &mut query[..dim];
         for (first, count) in Self::passes(tile.tokens * group) {
@@ -175,7 +175,7 @@ impl<I: Ints, C: Codes> Reader for Integers<I, C> {
     #[inline(always)]
     unsafe fn add_values<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, weights: &Weights<R>) {
         let mut rounded = Rounded { weights: [[0; STEP]; R], scale: [0.0; R] };
-        let dim = chunk.attend.shape.head_dim;
+        let dim = chunk.attend.shape.key_dim;
         let (unit, mut d) = (C::VECTORS * LANES, 0);
         // SAFETY: the contract of this function. Whole units come first; what is left of the dims is one unit whose vectors
         // are not full.
@@ -260,7 +260,7 @@ impl<I: Ints, C: Codes> Integers<I, C> {
         p: &mut [[f32; STEP]; R],
         j: usize,
     ) {
-        let dim = chunk.attend.shape.head_dim;
+        let dim = chunk.attend.shape.key_dim;
         let mut acc = [[[I::zero(); N]; R]; P];
         // SAFETY: each group holds `head_dim` dims of 8 tokens; queries are packed `[dim pair][R]` from `first * dim`.
         unsafe {
@@ -318,7 +318,7 @@ impl<I: Ints, C: Codes> Integers<I, C> {
         let Rows { chunk, step, first, weights, rounded } = *rows;
         let stride = chunk.attend.shape.stride();
         // Bytes of one dim of two tokens are 2 in one vector a unit, 1 in two.
-        let (from, row_bytes) = (d * 2 / C::VECTORS, chunk.attend.shape.head_dim * 2 / C::VECTORS);
+        let (from, row_bytes) = (d * 2 / C::VECTORS, chunk.attend.shape.key_dim * 2 / C::VECTORS);
         let mut sums = [[[I::zero(); 2]; D]; R];
         // SAFETY: the rows are inside the partial, whose rows are whole vectors. A vector of values that reaches past the
         // last dim reads the next tokens, page, or the slack behind the cache, into lanes that nobody uses.

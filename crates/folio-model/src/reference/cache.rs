@@ -11,7 +11,7 @@ pub struct Cache {
     pub group: KvGroup,
     pub block_tokens: usize,
     pub blocks: usize,
-    /// `[block, token, layer, kv head, head_dim]`; of states `[block, layer, value]`, and no values.
+    /// `[block, token, layer, kv head, head_dim]`; of states `[block, layer, value]`, and of those and latents no values.
     keys: Vec<f32>,
     values: Vec<f32>,
 }
@@ -21,7 +21,8 @@ impl Cache {
         let block_tokens = group.block_tokens;
         let block = block_tokens * group.layers() * group.kv_heads * group.head_dim;
         let state = group.state_values().map_or(block, |values| group.layers() * values);
-        let (keys, values) = (vec![0.0; blocks * state], vec![0.0; blocks * block]);
+        let values = if group.is_latent() { 0 } else { block };
+        let (keys, values) = (vec![0.0; blocks * state], vec![0.0; blocks * values]);
         Self { group, block_tokens, blocks, keys, values }
     }
 
@@ -33,6 +34,12 @@ impl Cache {
             self.keys[at.clone()].copy_from_slice(&stored(format, k));
             self.values[at].copy_from_slice(&stored(format, v));
         }
+    }
+
+    pub fn write_latent(&mut self, layer: usize, block: usize, token: usize, latent: &[f32]) {
+        let start = self.offset((layer, block, token, 0));
+        let latent = stored(self.group.formats[layer], latent);
+        self.keys[start..start + latent.len()].copy_from_slice(&latent);
     }
 
     pub fn key(&self, at: At) -> &[f32] {
@@ -68,7 +75,9 @@ impl Cache {
         let (from, to, size) =
             (copy.from as usize * block, copy.to as usize * block, copy.tokens as usize * token);
         self.keys.copy_within(from..from + size, to);
-        self.values.copy_within(from..from + size, to);
+        if !self.group.is_latent() {
+            self.values.copy_within(from..from + size, to);
+        }
     }
 
     fn offset(&self, (layer, block, token, head): At) -> usize {

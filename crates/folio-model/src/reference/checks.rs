@@ -4,7 +4,7 @@
 use super::{ReferenceBackend, Result};
 use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
 use crate::program::{
-    AttentionSpec, Buf, DeltaSpec, ExpertsSpec, MatrixId, Op, Program, StatePlace, VectorId,
+    AttentionSpec, Buf, DeltaSpec, ExpertsSpec, LatentSpec, MatrixId, Op, Program, StatePlace, VectorId,
 };
 
 pub fn no_cache() -> BackendError {
@@ -23,6 +23,16 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
     if let Some(spec) = program.attention.iter().find(|spec| !fits(spec)) {
         return Err(BackendError::Device(format!("{spec:?} does not fit its cache group")));
     }
+    let latent = |spec: &LatentSpec| {
+        layout.groups.get(spec.group as usize).is_some_and(|group| {
+            group.kind == GroupKind::Latent { rank: spec.rank as u32 }
+                && (group.kv_heads, group.head_dim) == (1, spec.key_dim())
+                && (spec.layer as usize) < group.layers()
+        })
+    };
+    if let Some(spec) = program.latent.iter().find(|spec| !latent(spec)) {
+        return Err(BackendError::Device(format!("{spec:?} does not fit its cache group")));
+    }
     let kept = |(place, values): (StatePlace, usize)| {
         layout.groups.get(place.group as usize).is_some_and(|group| {
             (place.layer as usize) < group.layers()
@@ -32,9 +42,6 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
     if let Some(state) = program.states().find(|state| !kept(*state)) {
         return Err(BackendError::Device(format!("{state:?} does not fit its cache group")));
     }
-    let held = |kind: GroupKind| {
-        matches!(kind, GroupKind::Full | GroupKind::Window { .. } | GroupKind::State { .. })
-    };
     let refusals = layout
         .groups
         .iter()
@@ -42,16 +49,13 @@ pub fn layout(layout: &KvLayout, blocks: &[usize], program: &Program) -> Result<
     if let Some(reason) = { refusals }.next() {
         return Err(BackendError::Device(reason));
     }
-    match layout.groups.iter().find(|group| !held(group.kind)) {
-        Some(group) => {
-            Err(BackendError::Device(format!("a cache group of kind {:?} is not supported", group.kind)))
-        }
-        None if blocks.len() != layout.groups.len() => Err(BackendError::Device(format!(
+    match blocks.len() == layout.groups.len() {
+        true => Ok(()),
+        false => Err(BackendError::Device(format!(
             "{} cache groups and numbers of blocks for {}",
             layout.groups.len(),
             blocks.len()
         ))),
-        None => Ok(()),
     }
 }
 
@@ -155,6 +159,29 @@ impl ReferenceBackend {
                     let widths = self.width(x.0).zip(self.width(gate.0));
                     x != gate && widths.is_some_and(|(x, gate)| gate > 0 && x.is_multiple_of(gate))
                 }
+                Op::HeadLinear { x, weight, heads, out } => {
+                    let of = |size: Option<usize>| {
+                        size.filter(|size| heads > 0 && size.is_multiple_of(heads)).map(|size| size / heads)
+                    };
+                    let sizes = of(self.width(x.0)).zip(of(self.width(out.0)));
+                    let matrix = of(self.rows(weight)).zip(self.cols(weight));
+                    let fits = |((x, out), (rows, cols))| cols <= x && rows <= out;
+                    x != out && sizes.zip(matrix).is_some_and(fits)
+                }
+                Op::WriteLatent { q, latent, spec, queries } => {
+                    let spec = self.program.latent.get(spec);
+                    q != latent
+                        && queries != q
+                        && queries != latent
+                        && spec.is_some_and(|spec| self.latents_fit(spec, q, latent, queries))
+                }
+                Op::LatentAttention { queries, spec, out } => {
+                    self.program.latent.get(spec).is_some_and(|spec| {
+                        queries != out
+                            && self.width(queries.0) == Some(spec.heads * spec.key_dim())
+                            && self.width(out.0) == Some(spec.heads * spec.rank)
+                    })
+                }
                 Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
                     self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
                         && [spec.q_norm, spec.k_norm]
@@ -207,6 +234,23 @@ impl ReferenceBackend {
             && self.rows(spec.down) == rows(self.width(out.0))
             && fits(spec.gate_up_bias, spec.gate_up)
             && fits(spec.down_bias, spec.down)
+            && spec.choice_bias.is_none_or(|bias| self.length(bias) == Some(spec.count))
+            && spec.groups.is_none_or(|groups| {
+                let each = spec.count / groups.count.max(1);
+                groups.count * each == spec.count
+                    && groups.kept <= groups.count
+                    && groups.kept * each >= spec.chosen
+                    && each > usize::from(groups.by_two)
+            })
+    }
+
+    fn latents_fit(&self, spec: &LatentSpec, q: Buf, latent: Buf, queries: Buf) -> bool {
+        let rope = self.program.ropes.get(spec.rope.0 as usize);
+        self.width(q.0) == Some(spec.heads * spec.query_dim())
+            && self.width(latent.0) == Some(spec.key_dim())
+            && self.width(queries.0) == Some(spec.heads * spec.key_dim())
+            && self.length(spec.norm) == Some(spec.rank)
+            && rope.is_some_and(|rope| 2 * rope.inv_freq.len() == spec.rope_dim)
     }
 
     fn delta_fits(&self, spec: &DeltaSpec, qkv: Buf, gates: Buf, out: Buf) -> bool {

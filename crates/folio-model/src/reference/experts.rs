@@ -14,7 +14,8 @@ impl ReferenceBackend {
 
     fn mixture(&self, x: &[f32], logits: &[f32], spec: &ExpertsSpec) -> Vec<f32> {
         let mut sums = vec![0.0f64; self.matrix(spec.down).rows / spec.count];
-        for (expert, weight) in chosen(logits, spec) {
+        let bias = spec.choice_bias.map(|bias| self.vector(bias));
+        for (expert, weight) in chosen(logits, bias, spec) {
             for (sum, value) in sums.iter_mut().zip(self.expert(expert, x, spec)) {
                 *sum += weight * value;
             }
@@ -38,20 +39,48 @@ impl ReferenceBackend {
     }
 }
 
-/// The experts of a row and their weights, largest logit first.
-fn chosen(logits: &[f32], spec: &ExpertsSpec) -> Vec<(usize, f64)> {
-    let mut left: Vec<usize> = (0..logits.len()).collect();
-    let mut picked = Vec::with_capacity(spec.chosen);
-    for _ in 0..spec.chosen {
-        let larger = |best: usize, at: usize| if logits[left[at]] > logits[left[best]] { at } else { best };
+/// The experts of a row and their weights, largest score first.
+fn chosen(logits: &[f32], bias: Option<&[f32]>, spec: &ExpertsSpec) -> Vec<(usize, f64)> {
+    let sigmoid = |expert: usize| 1.0 / (1.0 + (-f64::from(logits[expert])).exp());
+    let score = |expert: usize| {
+        let own = if spec.routing.is_sigmoid() { sigmoid(expert) } else { f64::from(logits[expert]) };
+        own + bias.map_or(0.0, |bias| f64::from(bias[expert]))
+    };
+    let scores: Vec<f64> = (0..logits.len()).map(score).collect();
+    let kept = spec.groups.map(|groups| {
+        let of_group = scores.chunks(spec.count / groups.count).map(|scores| {
+            let mut scores = scores.to_vec();
+            scores.sort_by(|a, b| b.total_cmp(a));
+            scores.iter().take(if groups.by_two { 2 } else { 1 }).sum()
+        });
+        largest(&of_group.collect::<Vec<f64>>(), (0..groups.count).collect(), groups.kept)
+    });
+    let in_kept = |expert: &usize| match (spec.groups, &kept) {
+        (Some(groups), Some(kept)) => kept.contains(&(expert / (spec.count / groups.count))),
+        _ => true,
+    };
+    let picked = largest(&scores, (0..logits.len()).filter(in_kept).collect(), spec.chosen);
+    let exp = |expert: usize| f64::from(logits[expert] - logits[picked[0]]).exp();
+    let weight = |expert: usize| if spec.routing.is_sigmoid() { sigmoid(expert) } else { exp(expert) };
+    let among_chosen = || picked.iter().map(|expert| weight(*expert)).sum::<f64>();
+    let divisor = match spec.routing {
+        Routing::AmongChosen => among_chosen(),
+        Routing::AmongAll => (0..logits.len()).map(exp).sum(),
+        Routing::Sigmoid => 1.0,
+        Routing::SigmoidAmongChosen => among_chosen() + f64::from(Routing::EPS),
+    };
+    let scale = f64::from(spec.scale);
+    picked.iter().map(|expert| (*expert, weight(*expert) / divisor * scale)).collect()
+}
+
+/// Those of the largest scores among the `left`, which ascend: of equal ones the first.
+fn largest(scores: &[f64], mut left: Vec<usize>, count: usize) -> Vec<usize> {
+    let mut picked = Vec::with_capacity(count);
+    for _ in 0..count {
+        let larger = |best: usize, at: usize| if scores[left[at]] > scores[left[best]] { at } else { best };
         picked.push(left.remove((0..left.len()).fold(0, larger)));
     }
-    let exp = |expert: usize| f64::from(logits[expert] - logits[picked[0]]).exp();
-    let sum: f64 = match spec.routing {
-        Routing::AmongChosen => picked.iter().map(|expert| exp(*expert)).sum(),
-        Routing::AmongAll => (0..logits.len()).map(exp).sum(),
-    };
-    picked.iter().map(|expert| (*expert, exp(*expert) / sum)).collect()
+    picked
 }
 
 #[cfg(test)]
@@ -64,6 +93,9 @@ mod tests {
             count: 4,
             chosen,
             routing,
+            choice_bias: None,
+            groups: None,
+            scale: 1.0,
             inner: 1,
             activation: Activation::Silu,
             gate_up: MatrixId(0),
@@ -77,7 +109,7 @@ mod tests {
     fn the_largest_are_chosen_and_of_equal_ones_the_first() {
         let logits = [1.0, 3.0, 1.0, 3.0];
         let experts = |count| {
-            chosen(&logits, &spec(count, Routing::AmongChosen)).iter().map(|c| c.0).collect::<Vec<_>>()
+            chosen(&logits, None, &spec(count, Routing::AmongChosen)).iter().map(|c| c.0).collect::<Vec<_>>()
         };
         assert_eq!(experts(1), [1]);
         assert_eq!(experts(3), [1, 3, 0]);
@@ -87,7 +119,8 @@ mod tests {
     #[test]
     fn weights_are_shares_of_the_chosen_or_of_all() {
         let logits = [0.0, 2f32.ln(), 0.0, 4f32.ln()];
-        let weights = |routing| chosen(&logits, &spec(2, routing)).iter().map(|c| c.1).collect::<Vec<f64>>();
+        let weights =
+            |routing| chosen(&logits, None, &spec(2, routing)).iter().map(|c| c.1).collect::<Vec<f64>>();
         let near = |found: Vec<f64>, wanted: [f64; 2]| {
             assert!(found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
         };

@@ -9,6 +9,7 @@
 mod cache;
 mod checks;
 mod experts;
+mod latent;
 mod recurrent;
 
 use std::collections::BTreeMap;
@@ -141,6 +142,15 @@ impl ReferenceBackend {
                 let [x, gate] = [x, gate].map(|buf| buf.0 as usize);
                 let each = self.program.buffers[x] / self.program.buffers[gate];
                 self.sigmoid_gate(x, gate, each);
+            }
+            Op::HeadLinear { x, weight, heads, out } => {
+                self.head_linear(x.0 as usize, weight, heads, out.0 as usize);
+            }
+            Op::WriteLatent { q, latent, spec, queries } => {
+                self.write_latent([q, latent, queries].map(|buf| buf.0 as usize), spec, batch)?;
+            }
+            Op::LatentAttention { queries, spec, out } => {
+                self.latent_attention(queries.0 as usize, spec, out.0 as usize, batch)?;
             }
             Op::WriteKv { qkv, spec } => self.write_kv(qkv.0 as usize, spec, batch)?,
             Op::Attention { qkv, spec, out } => {

@@ -9,8 +9,10 @@ use std::path::Path;
 
 use folio_model::backend::DType;
 use folio_model::reference::ReferenceBackend;
-use folio_model::testing::fixture;
+use folio_model::testing::{Runner, fixture};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, ModelError};
+use half::{bf16, f16};
+use serde_json::Value;
 
 pub fn options(max_model_len: Option<usize>) -> LoadOptions<'static> {
     LoadOptions {
@@ -110,5 +112,39 @@ pub fn copy(folder: &Path) -> tempfile::TempDir {
         let path = entry.unwrap().path();
         fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     }
+    copy
+}
+
+/// Logits of a text.
+pub fn logits(folder: &Path) -> Vec<f32> {
+    let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 197).collect();
+    let mut runner = Runner::load(&checkpoint, ReferenceBackend::new(), None);
+    let rows: Vec<u32> = (0..40).collect();
+    runner.forward(&tokens, &rows).to_vec()
+}
+
+/// Other values of about the same size.
+pub fn perturbed(dtype: &str, bytes: &[u8]) -> Vec<u8> {
+    let other = |x: f32, i: usize| x * 1.25 + if i.is_multiple_of(2) { 0.06 } else { -0.03 };
+    let pairs = bytes.as_chunks::<2>().0.iter().enumerate();
+    match dtype {
+        "BF16" => pairs
+            .flat_map(|(i, b)| bf16::from_f32(other(bf16::from_le_bytes(*b).to_f32(), i)).to_le_bytes())
+            .collect(),
+        "F16" => pairs
+            .flat_map(|(i, b)| f16::from_f32(other(f16::from_le_bytes(*b).to_f32(), i)).to_le_bytes())
+            .collect(),
+        other => panic!("{other}"),
+    }
+}
+
+/// A copy of a fixture with another configuration.
+pub fn with_config(name: &str, edit: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let copy = copy_of(name);
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(path, config.to_string()).unwrap();
     copy
 }

@@ -32,23 +32,27 @@ impl Costs {
     pub fn of(model: &LoadedModel, weight_bytes: u64) -> Self {
         let bytes_per_weight = weight_bytes as f64 / model.parameters as f64;
         let config = &model.config;
-        let (hidden, heads_width) = (config.hidden as f64, config.q_width() as f64);
-        let attention = hidden * config.qkv_width() as f64 + heads_width * hidden;
-        let expert = 3.0 * hidden * config.intermediate as f64;
-        let layers = config.layers as f64;
+        let hidden = config.hidden as f64;
+        let [attention, of_key] = config.attention_costs();
+        let part = |width: usize| 3.0 * hidden * width as f64;
+        let (layers, dense) = (config.layers as f64, config.dense_layers() as f64);
+        let expert = part(config.intermediate);
+        let of_experts = config
+            .experts
+            .map_or(0.0, |experts| expert * experts.chosen as f64 + part(experts.shared.unwrap_or(0)));
         let (count, share) = config.experts.map_or((0.0, 0.0), |experts| {
             (experts.count as f64, experts.chosen as f64 / experts.count as f64)
         });
         Self {
-            body: layers * (attention + expert * config.experts.map_or(1.0, |e| e.chosen as f64)),
-            experts: layers * expert * count,
+            body: layers * attention + dense * part(config.dense_width()) + (layers - dense) * of_experts,
+            experts: (layers - dense) * expert * count,
             share,
             head: config.vocab as f64 * hidden,
             bytes_per_weight,
             // No plain type is smaller.
             quantized: bytes_per_weight < DType::F16.size() as f64 * 0.95,
             kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
-            attention: 2.0 * heads_width * config.layers as f64,
+            attention: of_key * layers,
         }
     }
 

@@ -37,14 +37,13 @@ fn facts(checkpoint: &Checkpoint) -> Result<Vec<(&'static str, String)>> {
     let experts = config
         .experts
         .map_or(String::new(), |experts| format!(", {} of {} experts", experts.chosen, experts.count));
+    let kept = match config.mixers.first() {
+        Some(Mixer::Latent(latent)) => format!("{} wide, latents of {}", config.head_dim, latent.key_dim()),
+        _ => format!("and {} of KV, each {} wide", config.kv_heads, config.head_dim),
+    };
     let architecture = format!(
-        "{}: {} layers of {}, {} heads and {} of KV, each {} wide{experts}",
-        config.family.model_type,
-        config.layers,
-        config.hidden,
-        config.heads,
-        config.kv_heads,
-        config.head_dim
+        "{}: {} layers of {}, {} heads {kept}{experts}",
+        config.family.model_type, config.layers, config.hidden, config.heads
     );
     facts.push(("architecture", architecture));
     let specs = weight_specs(config);
@@ -118,7 +117,7 @@ fn kv(checkpoint: &Checkpoint) -> Result<String> {
             text += &format!(", {} ({format})", units::bytes(bytes));
         }
     }
-    let states = config.mixers.iter().filter(|mixer| **mixer != Mixer::Attention).count();
+    let states = config.mixers.iter().filter(|mixer| matches!(mixer, Mixer::Delta(_))).count();
     if states > 0 {
         text += &format!("; {states} layers keep a state instead");
     }

@@ -114,7 +114,7 @@ impl Draft {
         let model = loaded.weights.model;
         if let Some(group) = model.kv_layout.groups.iter().find(|group| group.kind != GroupKind::Full) {
             bail!(
-                "--draft-model {draft}: it has layers of {:?}; a draft model's layers see all positions",
+                "--draft-model {draft}: it has layers of {:?}; a draft model's layers keep K and V of all positions",
                 group.kind
             );
         }

@@ -166,10 +166,14 @@ impl Weights {
         taps: Option<&dyn DraftHead>,
     ) -> Result<Self> {
         // Said before its weights are read, not after.
-        if backend.is_gpu() && checkpoint.config().mixers.iter().any(|mixer| *mixer != Mixer::Attention) {
-            bail!(
-                "layers that keep a state (gated delta nets) are computed on processors only: give --device cpu"
-            )
+        let mixers = &checkpoint.config().mixers;
+        let only_here = mixers.iter().find_map(|mixer| match mixer {
+            Mixer::Attention => None,
+            Mixer::Latent(_) => Some("latent attention is"),
+            Mixer::Delta(_) => Some("layers that keep a state (gated delta nets) are"),
+        });
+        if let Some(what) = only_here.filter(|_| backend.is_gpu()) {
+            bail!("{what} computed on processors only: give --device cpu")
         }
         let mut here = Quantized::default();
         let loaded = match backend.as_cpu() {

@@ -159,7 +159,7 @@ pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut 
             // AutoGPTQ wrote one for every layer, whether or not the model has it.
             index.remove(&bias);
         }
-        refuse_leftovers(module, shards, index)?;
+        refuse_leftovers(module, &known, shards, index)?;
     }
     Ok(())
 }
@@ -182,12 +182,12 @@ fn is_zero(shards: &[Shard], index: &Index, tensor: &str) -> bool {
     bytes.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0))
 }
 
-/// A part that no scheme took would change what the module computes.
-fn refuse_leftovers(module: &str, shards: &[Shard], index: &Index) -> Result<()> {
+/// A part that neither a scheme took nor the decoder reads would change what the module computes.
+fn refuse_leftovers(module: &str, known: &BTreeSet<&str>, shards: &[Shard], index: &Index) -> Result<()> {
     let prefix = format!("{module}.");
     let of_module = index.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
     for (name, number) in of_module {
-        if !["weight", "bias"].contains(&&name[prefix.len()..]) {
+        if !["weight", "bias"].contains(&&name[prefix.len()..]) && !known.contains(name.as_str()) {
             return Err(ModelError::Tensor {
                 file: shards[*number].file.clone(),
                 tensor: name.clone(),

@@ -1,0 +1,215 @@
+//! Mixtures of experts: how many there are, which layers have them, and how they are chosen.
+
+use serde_json::Value;
+
+use super::{LAYERS_MAX, WIDTH_MAX, unsupported};
+use crate::checkpoint::json::Fields;
+use crate::error::Result;
+use crate::family::{Choice, Mixture, Shared};
+use crate::program::{ExpertGroups, Routing};
+
+const EXPERTS_MAX: usize = 1 << 12;
+/// Of all layers together: where each is stored by itself, its three matrices are three names, made before a weight is looked for.
+/// DeepSeek-V3 has 14,848, Kimi K2 23,040.
+const EXPERTS_OF_ALL_LAYERS_MAX: usize = 1 << 17;
+/// Of the matrices of all experts.
+const ROWS_MAX: usize = 1 << 26;
+
+/// The mixture of experts in every layer but the first ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    pub count: usize,
+    /// How many speak for a token.
+    pub chosen: usize,
+    pub routing: Routing,
+    pub groups: Option<ExpertGroups>,
+    /// Multiplies their weights.
+    pub scale: f64,
+    /// Width of an expert that speaks for every token.
+    pub shared: Option<usize>,
+    /// Layers before the first with experts: they have one feed-forward part of this width.
+    pub dense: usize,
+    pub dense_width: usize,
+}
+
+impl Experts {
+    pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Self> {
+        let (name, count) = count(fields, mixture)?;
+        if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
+            let problem = format!(
+                "is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}"
+            );
+            return Err(fields.problem(name, problem));
+        }
+        let inner = fields.size(mixture.inner, WIDTH_MAX)?;
+        if count.saturating_mul(2 * inner.max(hidden)) > ROWS_MAX {
+            return Err(
+                fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows"))
+            );
+        }
+        let chosen = fields.size_opt("num_experts_per_tok", EXPERTS_MAX)?.unwrap_or(mixture.chosen);
+        if chosen > count {
+            return Err(fields.problem("num_experts_per_tok", format!("is {chosen}, but {name} is {count}")));
+        }
+        let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
+            || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
+        if some_dense {
+            let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
+            return Err(unsupported(fields, what, "a mixture of experts in every layer"));
+        }
+        let dense = match mixture.dense {
+            Some(absent) => leading_dense(fields, absent, layers)?,
+            None => 0,
+        };
+        let shared = match mixture.shared {
+            Shared::Never => None,
+            Shared::Gated(field) => Some(fields.size(field, WIDTH_MAX)?),
+            Shared::Counted { .. } if fields.is_null("n_shared_experts") => None,
+            Shared::Counted { absent } => {
+                let experts = fields.integer_opt("n_shared_experts", EXPERTS_MAX)?.unwrap_or(absent);
+                if experts * inner > WIDTH_MAX {
+                    let problem = format!("times {} = {inner} exceeds {WIDTH_MAX}", mixture.inner);
+                    return Err(fields.problem("n_shared_experts", problem));
+                }
+                Some(experts * inner).filter(|width| *width > 0)
+            }
+        };
+        Ok(Self {
+            count,
+            chosen,
+            routing: routing(fields, mixture)?,
+            groups: groups(fields, mixture, (name, count), chosen)?,
+            scale: match mixture.scale {
+                Some(absent) => fields.positive_opt("routed_scaling_factor")?.unwrap_or(absent),
+                None => 1.0,
+            },
+            shared,
+            dense,
+            dense_width: if dense > 0 { fields.size("intermediate_size", WIDTH_MAX)? } else { 0 },
+        })
+    }
+}
+
+/// The number of experts, and the field that says it: today's name, that of transformers 4 for some families, or DeepSeek's.
+fn count(fields: Fields<'_>, mixture: &Mixture) -> Result<(&'static str, usize)> {
+    let mut found: Option<(&'static str, usize)> = None;
+    for name in ["num_local_experts", "num_experts", "n_routed_experts"] {
+        let Some(stated) = fields.size_opt(name, EXPERTS_MAX)? else { continue };
+        match found {
+            Some((other, count)) if count != stated => {
+                return Err(fields.problem(other, format!("is {count}, but {name} is {stated}")));
+            }
+            _ => found = found.or(Some((name, stated))),
+        }
+    }
+    Ok(found.unwrap_or(("num_local_experts", mixture.count)))
+}
+
+/// How many layers have one feed-forward part, all of them before the others.
+fn leading_dense(fields: Fields<'_>, absent: usize, layers: usize) -> Result<usize> {
+    const SUPPORTED: &str = "dense layers before all others";
+    if let Some(every) = fields.size_opt("moe_layer_freq", LAYERS_MAX)?.filter(|every| *every != 1) {
+        let what = format!("experts in one of {every} layers (field `moe_layer_freq`)");
+        return Err(unsupported(fields, what, SUPPORTED));
+    }
+    let stated = fields.integer_opt("first_k_dense_replace", LAYERS_MAX)?;
+    let Some(types) = fields.list("mlp_layer_types")? else {
+        return Ok(stated.unwrap_or(absent).min(layers));
+    };
+    let is = |value: &Value, name: &str| value.as_str() == Some(name);
+    let dense = types.iter().take_while(|value| is(value, "dense")).count();
+    if types.len() != layers || !types[dense..].iter().all(|value| is(value, "sparse")) {
+        let problem = format!("must name {layers} layers, `dense` ones and then `sparse` ones");
+        return Err(fields.problem("mlp_layer_types", problem));
+    }
+    match stated.filter(|stated| *stated != dense) {
+        Some(stated) => {
+            let problem = format!("is {stated}, but mlp_layer_types begins with {dense} dense layers");
+            Err(fields.problem("first_k_dense_replace", problem))
+        }
+        None => Ok(dense),
+    }
+}
+
+fn routing(fields: Fields<'_>, mixture: &Mixture) -> Result<Routing> {
+    let normalized = match mixture.normalized {
+        Some((field, absent)) => fields.flag(field)?.unwrap_or(absent),
+        None => true,
+    };
+    let scores = match mixture.choice {
+        Choice::Logits => return Ok(if normalized { Routing::AmongChosen } else { Routing::AmongAll }),
+        Choice::GroupedLogits => "softmax",
+        Choice::BiasedSigmoids { .. } => "sigmoid",
+    };
+    if let Some(other) = fields.text("scoring_func")?.filter(|name| *name != scores) {
+        let other: String = other.chars().take(60).collect();
+        return Err(unsupported(
+            fields,
+            format!("scores of experts by `{other}` (field `scoring_func`)"),
+            scores,
+        ));
+    }
+    match (mixture.choice, normalized) {
+        (Choice::BiasedSigmoids { .. }, true) => Ok(Routing::SigmoidAmongChosen),
+        (Choice::BiasedSigmoids { .. }, false) => Ok(Routing::Sigmoid),
+        (_, false) => Ok(Routing::AmongAll),
+        // Those who compute it disagree: some then leave out the scale.
+        (_, true) => {
+            let what = "weights of experts that add up to one (field `norm_topk_prob`)".to_owned();
+            Err(unsupported(fields, what, "weights as softmax gives them"))
+        }
+    }
+}
+
+fn groups(
+    fields: Fields<'_>,
+    mixture: &Mixture,
+    (name, count): (&str, usize),
+    chosen: usize,
+) -> Result<Option<ExpertGroups>> {
+    let method = |served: &'static [&'static str]| match fields.text("topk_method")? {
+        Some(other) if !served.contains(&other) => {
+            let other: String = other.chars().take(60).collect();
+            let what = format!("experts chosen by `{other}` (field `topk_method`)");
+            Err(unsupported(fields, what, &served.join(", ")))
+        }
+        method => Ok(method),
+    };
+    let (by_two, absent) = match mixture.choice {
+        Choice::Logits => return Ok(None),
+        Choice::GroupedLogits => match method(&["greedy", "group_limited_greedy"])? {
+            Some("group_limited_greedy") => (false, None),
+            _ => return Ok(None),
+        },
+        Choice::BiasedSigmoids { groups, kept } => {
+            method(&["noaux_tc"])?;
+            (true, Some((groups, kept)))
+        }
+    };
+    let field = |name, absent: Option<usize>| match (fields.size_opt(name, EXPERTS_MAX)?, absent) {
+        (Some(stated), _) => Ok(stated),
+        (None, Some(absent)) => Ok(absent),
+        (None, None) => Err(fields.problem(name, "is missing")),
+    };
+    let groups = field("n_group", absent.map(|absent| absent.0))?;
+    let kept = field("topk_group", absent.map(|absent| absent.1))?;
+    if groups > ExpertGroups::MOST {
+        let problem = format!("is {groups}, expected an integer from 1 to {}", ExpertGroups::MOST);
+        return Err(fields.problem("n_group", problem));
+    }
+    if !count.is_multiple_of(groups) {
+        return Err(fields.problem("n_group", format!("is {groups}, which does not divide {name} = {count}")));
+    }
+    if kept > groups {
+        return Err(fields.problem("topk_group", format!("is {kept}, but n_group is {groups}")));
+    }
+    let each = count / groups;
+    if by_two && each < 2 {
+        return Err(fields.problem("n_group", format!("is {groups}, for {count} experts: groups of one")));
+    }
+    if kept * each < chosen {
+        let problem = format!("is {kept}: groups of {each} experts, of which {chosen} are to be chosen");
+        return Err(fields.problem("topk_group", problem));
+    }
+    Ok((kept < groups).then_some(ExpertGroups { count: groups, kept, by_two }))
+}
