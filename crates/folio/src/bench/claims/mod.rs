@@ -177,10 +177,11 @@ impl Claims<'_> {
         let runtime = player.runtime();
         let layout = &runtime.model.kv_layout.groups[0];
         let bytes = |format: KvFormat| {
-            let (layers, heads) = (layout.formats.len(), layout.kv_heads);
-            2 * layers * heads * format.bytes_per_head(layout.head_dim)
+            layout.vectors() * layout.layers() * layout.kv_heads * format.bytes_per_head(layout.head_dim)
         };
-        let possible = KvFormat::ALL.into_iter().filter(|format| format.refusal(layout.head_dim).is_none());
+        let possible = KvFormat::ALL.into_iter().filter(|format| {
+            format.refusal(layout.head_dim).is_none() && !(layout.is_latent() && format.is_scaled())
+        });
         let formats = possible.map(|format| Format {
             name: format.name(),
             bytes_per_token: bytes(format),
@@ -244,7 +245,8 @@ impl Claims<'_> {
 
     /// With and without, in turn, after one of each to warm up.
     fn pairs(&self, mut measure: impl FnMut(bool) -> Result<f64>) -> Result<Vec<[f64; 2]>> {
-        (measure(true)?, measure(false)?);
+        measure(true)?;
+        measure(false)?;
         (0..self.args.repeat).map(|_| Ok([measure(true)?, measure(false)?])).collect()
     }
 }
