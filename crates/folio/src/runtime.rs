@@ -16,8 +16,8 @@ use anyhow::{Context, Result, bail};
 use folio_engine::drafting_executor::{Agreement, Pool};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
-    DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig, Speculation,
-    SystemClock, Tier,
+    Clock, DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig,
+    Speculation, SystemClock, Tier,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, Layout, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
@@ -32,6 +32,7 @@ use crate::load_format::LoadFormat;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 use draft::Draft;
+pub use draft::DraftCost;
 
 pub use report::StartReport;
 pub(crate) use report::formats;
@@ -53,6 +54,8 @@ pub struct Runtime {
     pub drafter: Option<Drafter>,
     /// How well what drafts fits the model, where it is a model or a head.
     pub pair: Option<Pair>,
+    /// What a draft costs, where a model or a head proposes it.
+    pub draft_cost: Option<DraftCost>,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
     /// KV off the device, the nearest first.
@@ -92,6 +95,17 @@ impl Runtime {
         args: &EngineArgs,
         tenants: &Declared,
         events: Option<Arc<EventFeed>>,
+    ) -> Result<Self> {
+        Self::serving_with(loaded, args, tenants, events, Arc::new(SystemClock::new()))
+    }
+
+    /// The same with another clock.
+    pub fn serving_with(
+        loaded: Loaded,
+        args: &EngineArgs,
+        tenants: &Declared,
+        events: Option<Arc<EventFeed>>,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self> {
         let Loaded { weights, source, checkpoint, mut held, tokenizer, template, head } = loaded;
         let Weights { backend: mut device, model, format, quantized, here, mapped, unsaved } = weights;
@@ -167,6 +181,7 @@ impl Runtime {
             sizes.max_num_batched_tokens as usize,
             logit_rows(&sizes),
         );
+        let draft_cost = draft.as_ref().map(Draft::cost);
         let (executor, pair): (Box<dyn Executor>, _) = match draft {
             Some(draft) => {
                 let first = Pool { block_tokens: args.block_size, blocks: pool.blocks };
@@ -188,7 +203,7 @@ impl Runtime {
             config,
             cache,
             executor,
-            clock: Arc::new(SystemClock::new()),
+            clock,
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
             tiers: tiers.clone(),
             events,
@@ -208,6 +223,7 @@ impl Runtime {
             pair,
             model,
             drafter,
+            draft_cost,
             saving,
             tiers,
             _held: held,

@@ -183,6 +183,38 @@ fn a_head_that_reads_other_layers_is_doubted_and_the_right_one_is_not() {
     assert!(run.status.success() && said.contains("places of a short text"), "{said}");
 }
 
+#[test]
+fn drafts_are_counted_with_the_same_number_in_every_step() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("dialogues.jsonl");
+    let asked = |text: &str| json!({"messages": [{"role": "user", "content": text}]}).to_string();
+    let dialogues = [asked("Tell me a story about a fox."), String::new(), asked("What can you do?")];
+    std::fs::write(&path, dialogues.join("\n")).expect("written");
+    let path = path.to_str().expect("text");
+    let small = ["--tokens", "24", "--threads", "1", "--kv-cache-memory", "8MiB"];
+    let bench = [&["bench", "drafts", "--dialogues", path], &small[..]].concat();
+    // Itself as its draft model is always right; at half the temperature not always.
+    let same = ["--draft-model", "demo", "--drafts", "2", "--temperature", "0,1", "--json"];
+    let report: Value = serde_json::from_str(&stdout(&[&bench[..], &same].concat())).expect("JSON");
+    let [cold, warm] = [0, 1].map(|at| &report["figures"][at]);
+    assert_eq!((&cold["answers"], &cold["right"]), (&2.into(), &cold["drafted"]), "{report}");
+    assert!(cold["tokens_per_step"].as_f64() > Some(2.5), "the last step of an answer has fewer: {report}");
+    for figure in [cold, warm] {
+        let number = |name: &str| figure[name].as_u64().expect("a number");
+        let by_place: Vec<u64> = serde_json::from_value(figure["right_by_place"].clone()).expect("numbers");
+        assert_eq!(by_place.iter().sum::<u64>(), number("right"), "{figure}");
+        assert_eq!(by_place.len(), 2);
+        assert!(number("drafted") > number("steps"), "two nearly everywhere: {figure}");
+    }
+    assert!(report["draft_weight_bytes"].as_u64() > Some(4_000_000), "{report}");
+    let what = refusal(&bench);
+    assert!(what.contains("give --draft-model, or --speculate mtp"), "{what}");
+    let empty = folder.path().join("empty.jsonl");
+    std::fs::write(&empty, "\n").expect("written");
+    let empty = ["bench", "drafts", "--draft-model", "demo", "--dialogues", empty.to_str().expect("text")];
+    assert!(refusal(&empty).contains("empty.jsonl has no dialogues"));
+}
+
 /// The built-in model with an MTP head: its last layer once more, which reads the hidden state alone.
 fn with_mtp() -> tempfile::TempDir {
     let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo"));

@@ -18,6 +18,7 @@ use folio_text::Tokenizer;
 
 use super::weights::{WeightArgs, open_device};
 use super::{Loaded, logit_rows};
+use crate::bench::limits::Costs;
 use crate::cli::{EngineArgs, Sizes, Speculate};
 use crate::device::Device;
 use crate::models::{Aliases, Source};
@@ -25,6 +26,15 @@ use crate::models::{Aliases, Source};
 /// What of a request's temperature drafts are drawn at: of the shares that were compared, that with which most are right, for a head and for a
 /// small model (docs/speculation.md).
 const DRAFT_TEMPERATURE: f32 = 0.5;
+
+/// What a draft reads of what proposes it, a model or a head.
+#[derive(Clone, Debug)]
+pub struct DraftCost {
+    pub name: String,
+    /// All but the embeddings, of which it reads a row, and what the model computes for a head.
+    pub weight_bytes: u64,
+    pub kv_bytes_per_token: u64,
+}
 
 /// In memory, without a cache.
 pub(super) struct Draft {
@@ -40,6 +50,7 @@ pub(super) struct Draft {
     /// Values in a row of its logits, and the tokens that they are of where that is not all.
     vocab: usize,
     token_ids: Option<Arc<[u32]>>,
+    weight_bytes: u64,
 }
 
 /// A head that is open, for the model of a checkpoint. No weight is read.
@@ -112,6 +123,7 @@ impl Draft {
         let loaded = Loaded::open(Some(draft), &own).with_context(|| format!("--draft-model {draft}"))?;
         same_vocabulary(tokenizer, &loaded.tokenizer).with_context(|| format!("--draft-model {draft}"))?;
         let model = loaded.weights.model;
+        let weights = Costs::of(&model, loaded.weights.backend.weight_bytes()).weights();
         if let Some(group) = model.kv_layout.groups.iter().find(|group| group.kind != GroupKind::Full) {
             bail!(
                 "--draft-model {draft}: it has layers of {:?}; a draft model's layers keep K and V of all positions",
@@ -127,6 +139,7 @@ impl Draft {
             reads: Reads::Tokens,
             vocab: model.vocab,
             token_ids: None,
+            weight_bytes: weights as u64,
             kv: model.kv_layout,
         }))
     }
@@ -160,7 +173,16 @@ impl Draft {
             reads: Reads::Features { width: head.width() },
             vocab: loaded.vocab,
             token_ids: loaded.token_ids,
+            weight_bytes: head.bytes_of_a_row(target)?,
         })
+    }
+
+    pub fn cost(&self) -> DraftCost {
+        DraftCost {
+            name: self.name.clone(),
+            weight_bytes: self.weight_bytes,
+            kv_bytes_per_token: self.kv.bytes_per_token() as u64,
+        }
     }
 
     fn kv_group(&self) -> &KvGroup {
