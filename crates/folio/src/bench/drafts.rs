@@ -15,13 +15,12 @@ use folio_engine::{
 };
 use folio_kv::TenantId;
 use folio_server::Declared;
-use folio_text::{AnswerFormats, ChatInput};
 use serde::{Deserialize, Serialize};
 
 use super::table;
 use crate::cli::BenchDraftsArgs;
 use crate::progress::Bar;
-use crate::runtime::{DraftCost, Loaded, Runtime};
+use crate::runtime::{DraftCost, Loaded, Runtime, chat_prompt};
 use crate::session;
 
 /// No answer takes longer.
@@ -122,23 +121,12 @@ fn prompts(path: &Path, runtime: &Runtime) -> Result<Vec<Arc<[u32]>>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let template =
         runtime.template.as_ref().context("the model has no chat template, which dialogues need")?;
-    let kwargs = serde_json::Map::new();
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let prompt = |(number, line): (usize, &str)| -> Result<Arc<[u32]>> {
         let place = || format!("{}, line {number}", path.display());
         let dialogue: Dialogue = serde_json::from_str(line).with_context(place)?;
-        let prompt = template.render(&ChatInput {
-            messages: &dialogue.messages,
-            tools: None,
-            documents: None,
-            add_generation_prompt: true,
-            kwargs: &kwargs,
-            now_unix_s: 0,
-            formats: AnswerFormats::default(),
-        });
-        // The template writes the special tokens itself.
-        let prompt = prompt.with_context(place)?;
-        Ok(runtime.tokenizer.encode_prompt(&prompt, false, PROMPT_BYTES_MAX).with_context(place)?.into())
+        let prompt = chat_prompt(template, &runtime.tokenizer, &dialogue.messages, 0, PROMPT_BYTES_MAX);
+        Ok(prompt.with_context(place)?.into())
     };
     let prompts: Vec<_> = lines.map(prompt).collect::<Result<_>>()?;
     ensure!(!prompts.is_empty(), "{} has no dialogues", path.display());
@@ -175,10 +163,8 @@ fn measure(
         let sampling =
             SamplingParams { temperature, seed, eos_token_ids, ..SamplingParams::greedy(args.tokens) };
         let speculation = Speculation::new(drafter, args.drafts, prompt, &[]);
-        // Both find the prompt computed, the drafter's part with it. Nobody drafts for two tokens.
-        ask(runtime, prompt, &SamplingParams { max_tokens: 2, ..sampling.clone() }, Some(&speculation))?;
-        let plain = ask(runtime, prompt, &sampling, None)?;
         let drafted = ask(runtime, prompt, &sampling, Some(&speculation))?;
+        let plain = ask(runtime, prompt, &sampling, None)?;
         ensure!(
             plain.tokens == drafted.tokens,
             "with drafts the answer is another: this is a defect, please report it"
@@ -228,7 +214,8 @@ fn ask(
     let (sender, events) = mpsc::channel();
     let sink = move |event: Event| sender.send((Instant::now(), event)).is_ok();
     let id = runtime.engine.next_request_id();
-    let root = session::local_root(runtime);
+    // Nobody finds what another one computed: of a prompt that is found the drafter may know less.
+    let root = session::local_root(runtime, &id.0.to_le_bytes());
     let request = Request::new(id, TenantId(0), root, prompt.clone(), sampling.clone());
     let request = Request { speculation: speculation.cloned(), ..request };
     runtime.engine.submit(request, Box::new(sink))?;

@@ -215,7 +215,7 @@ pub struct BenchClaimsArgs {
 #[command(after_help = "Examples:\n  \
     folio bench drafts --draft-model ./eagle3-head --dialogues dialogues.jsonl\n  \
     folio bench drafts ./my-model --draft-model ./my-draft --dialogues dialogues.jsonl --drafts 5 --temperature 0,1 --json\n\n\
-    Each dialogue is answered without drafts and with them, alone, from a prompt that is computed. Drafts are verified in every step, whether\n\
+    Each dialogue is answered with drafts and without, alone and from nothing. Drafts are verified in every step, whether\n\
     or not that pays. Dialogues are lines of JSON with messages, as tools/demo_model/generate.py --jsonl writes them.")]
 pub struct BenchDraftsArgs {
     /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
