@@ -3,8 +3,8 @@
 
   draft_pair.py OUT_DIR [--layers 22] [--draft-layers 2] [--noise 0.0] [--seed 1]
 
-writes OUT_DIR/model and OUT_DIR/draft, Hugging Face folders in bfloat16 of TinyLlama-1.1B's shape (hidden 2048, 32 heads on 4, 5632,
-32,000 tokens). The draft model is the model's first layers with its embeddings, norm and head; what the model's other layers add is random and
+writes OUT_DIR/model, OUT_DIR/draft and OUT_DIR/head, Hugging Face folders in bfloat16 of TinyLlama-1.1B's shape (hidden 2048, 32 heads on 4,
+5632, 32,000 tokens). The head is an EAGLE-3 head of random weights: its drafts are never right, what it costs is real. The draft model is the model's first layers with its embeddings, norm and head; what the model's other layers add is random and
 scaled by --noise: with 0 both say the same, and the more noise the less often. Every matrix is read and multiplied all the same. The
 text means nothing. Needs numpy; the tokenizer is that of the built-in model.
 """
@@ -49,12 +49,28 @@ def tensors(layers, draft_layers, noise, seed):
     yield random("lm_head.weight", VOCAB, HIDDEN, HIDDEN ** -0.5)
 
 
-def write(folder, layers, named):
+def head_tensors(seed):
+    """Of an EAGLE-3 head in the authors' form, with all tokens and an output of its own."""
+    def random(name, rows, columns):
+        generator = np.random.default_rng([seed, *name.encode()])
+        return name, bf16(generator.standard_normal((rows, columns), np.float32) * columns ** -0.5)
+
+    yield random("fc.weight", HIDDEN, 3 * HIDDEN)
+    for name, rows, columns in (("self_attn.q_proj", HEADS * HEAD, 2 * HIDDEN), ("self_attn.k_proj", KV_HEADS * HEAD, 2 * HIDDEN),
+                                ("self_attn.v_proj", KV_HEADS * HEAD, 2 * HIDDEN), ("self_attn.o_proj", HIDDEN, HEADS * HEAD),
+                                ("mlp.gate_proj", FFN, HIDDEN), ("mlp.up_proj", FFN, HIDDEN), ("mlp.down_proj", HIDDEN, FFN)):
+        yield random(f"midlayer.{name}.weight", rows, columns)
+    for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
+        yield name + ".weight", bf16(np.ones(HIDDEN))
+    yield random("lm_head.weight", VOCAB, HIDDEN)
+
+
+def write(folder, layers, named, **more):
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=HIDDEN, num_hidden_layers=layers,
                   num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FFN, vocab_size=VOCAB,
                   max_position_embeddings=2048, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=False, hidden_act="silu",
-                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2)
+                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2) | more
     (folder / "config.json").write_text(json.dumps(config))
     demo = pathlib.Path(__file__).resolve().parents[2] / "crates/folio/assets/demo"
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -84,6 +100,7 @@ def main():
     kept = tuple(f"model.layers.{layer}." for layer in range(args.draft_layers))
     draft = [(name, array) for name, array in named if name.startswith(kept) or not name.startswith("model.layers.")]
     write(args.out / "draft", args.draft_layers, draft)
+    write(args.out / "head", 1, list(head_tensors(args.seed)), architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=VOCAB)
 
 
 if __name__ == "__main__":

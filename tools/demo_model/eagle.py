@@ -1,15 +1,16 @@
 """Trains a small EAGLE-3 head for the built-in model, for tests: drafts of a head that was never trained are never right.
 
-The text is what the model itself says. The head is unrolled on its own features as in the paper (arXiv 2503.01840): at step j a row is given
+The text is what the model itself says to those who ask for stories, and conversations of all kinds with the answers that it learned. The head is unrolled on its own features as in the paper (arXiv 2503.01840): at step j a row is given
 what the head made of the row before at step j - 1, and sees the model's features up to j rows back and its own of the last j.
 
     python tools/demo_model/eagle.py --out tests/clients/data/eagle3-demo
 
-Takes some minutes on one core. Needs torch, transformers and safetensors.
+Takes a quarter of an hour on one core. Needs torch, transformers and safetensors.
 """
 
 import argparse
 import json
+import random
 from pathlib import Path
 
 import torch
@@ -17,18 +18,46 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from generate import conversation, strip
 from words import ANIMALS, JOBS, OBJECTS, TRAITS
 
 MODEL = Path(__file__).resolve().parent.parent.parent / "crates/folio/assets/demo"
-WIDTH, INNER, HEADS, KV_HEADS, DIM, DRAFT_VOCAB = 192, 256, 6, 2, 32, 512
-TEXTS, TOKENS, BATCH, STEPS, EPOCHS = 768, 144, 32, 3, 14
+WIDTH, INNER, HEADS, KV_HEADS, DIM, DRAFT_VOCAB = 192, 640, 6, 2, 32, 896
+# Stories that the model tells, conversations, and those of both at the end that nothing is learned from.
+STORIES, CONVERSATIONS, HELD = 512, 3584, 64
+TOKENS, BATCH, STEPS, EPOCHS = 144, 32, 3, 5
+
+
+def conversations(tokenizer):
+    """The first tokens of conversations, with the answers of the generator, which are what the model learned to say."""
+    count = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+    rng, told = random.Random("eagle"), []
+    while len(told) < CONVERSATIONS:
+        mode = rng.choice(["facts", "mixed", "document", "tasks", "tasks", "sums"])
+        messages = conversation(rng, 2 * TOKENS, mode, count).messages
+        ids = tokenizer.encode("<|begin|>" + "".join(f"<|{role}|>{strip(text)}<|end|>" for role, text, _ in messages), add_special_tokens=False)
+        if len(ids) >= TOKENS:
+            told.append(ids[:TOKENS])
+    return torch.tensor(told)
+
+
+def said_by_model(tokens, tokenizer):
+    """Whether each token is an assistant's, its end included."""
+    roles = {tokenizer.convert_tokens_to_ids(f"<|{role}|>"): role == "assistant" for role in ("system", "user", "assistant")}
+    said = torch.zeros(tokens.shape)
+    for row, ids in enumerate(tokens.tolist()):
+        speaks = False
+        for at, token in enumerate(ids):
+            said[row, at] = float(speaks and token not in roles)
+            speaks = roles.get(token, speaks)
+    return said
 
 
 def texts(model, tokenizer, generator):
     pick = lambda words: words[int(torch.randint(len(words), (1,), generator=generator))]
     asks = ["Tell me a story about a {a}.", "Tell me a story about a {a} and {n} hens.", "Tell me a story about a {t} {j}.", "Write a short story about a {a} and a {o}."]
     told = []
-    for _ in range(0, TEXTS, 64):
+    for _ in range(0, STORIES, 64):
         prompts = [pick(asks).format(a=pick(ANIMALS), n=int(torch.randint(9, (1,), generator=generator)), t=pick(TRAITS), j=pick(JOBS), o=pick(OBJECTS)) for _ in range(64)]
         # Of one length, so that no row is padding: what is longer is cut at the front.
         ids = [tokenizer.encode(f"<|begin|><|user|>{prompt}<|end|><|assistant|>", add_special_tokens=False) for prompt in prompts]
@@ -103,19 +132,21 @@ class Head(torch.nn.Module):
         return norm(x, self["norm.weight"]) @ self["lm_head.weight"].T, x
 
 
-def losses(head, table, rotation, tokens, tapped, logits, ids):
-    """Of each step: the loss, and the share of rows whose best token is the model's."""
+def losses(head, table, rotation, tokens, said_by, tapped, logits, ids):
+    """Of each step: the loss, and the share of rows whose best token is the model's, of rows that are for the model's own tokens."""
     # Row s has token s + 1 and the features of s; what it says is the model's row s + 1.
     target = logits[:, 1:]
     features, before, out = tapped @ head["fc.weight"].T, [], []
     features = features[:, :-1]
     embedded = table[tokens[:, 1:]]
+    own = F.pad(said_by[:, 2:], (0, 1))
     for step in range(STEPS):
         said, following = head(embedded, features, rotation, before)
         keep = slice(step, None)
         share = target[:, keep][..., ids].softmax(-1)
-        loss = -(share * said[:, keep].log_softmax(-1)).sum(-1).mean()
-        right = (ids[said[:, keep].argmax(-1)] == target[:, keep].argmax(-1)).float().mean()
+        mean = lambda rows: (rows * own[:, keep]).sum() / own[:, keep].sum()
+        loss = mean(-(share * said[:, keep].log_softmax(-1)).sum(-1))
+        right = mean((ids[said[:, keep].argmax(-1)] == target[:, keep].argmax(-1)).float())
         out.append((loss, float(right)))
         # Each row's features are what the row before it made.
         features = F.pad(following, (0, 0, 1, 0))[:, :-1]
@@ -130,7 +161,10 @@ def main():
     generator = torch.Generator().manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
-    tokens = texts(model, tokenizer, generator)
+    # Mixed, so that both are among those held out.
+    tokens = torch.cat([texts(model, tokenizer, generator), conversations(tokenizer)])
+    tokens = tokens[torch.randperm(len(tokens), generator=generator)]
+    said_by = said_by_model(tokens, tokenizer)
     print("texts", tuple(tokens.shape), flush=True)
     layers = model.config.num_hidden_layers
     taps = [2, layers // 2, layers - 3]
@@ -138,20 +172,20 @@ def main():
     for part in tokens.split(64):
         with torch.no_grad():
             out = model(part, output_hidden_states=True, use_cache=False)
-        tapped.append(torch.cat([out.hidden_states[tap] for tap in taps], -1))
-        logits.append(out.logits)
+        tapped.append(torch.cat([out.hidden_states[tap] for tap in taps], -1).half())
+        logits.append(out.logits.half())
     tapped, logits = torch.cat(tapped), torch.cat(logits)
     ids = torch.bincount(tokens.flatten(), minlength=model.config.vocab_size).topk(DRAFT_VOCAB).indices.sort().values
     head, table, rotation = Head(), model.get_input_embeddings().weight.detach(), rotary(TOKENS)
-    held = slice(len(tokens) - 64, None)
+    learned, held = len(tokens) - HELD, slice(len(tokens) - HELD, None)
     optimizer = torch.optim.AdamW(head.parameters(), lr=2e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=EPOCHS * ((len(tokens) - 64) // BATCH))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=EPOCHS * (learned // BATCH))
     for epoch in range(EPOCHS):
-        order = torch.randperm(len(tokens) - 64, generator=generator)
+        order = torch.randperm(learned, generator=generator)
         for part in order.split(BATCH):
             if len(part) < BATCH:
                 continue
-            steps = losses(head, table, rotation, tokens[part], tapped[part], logits[part], ids)
+            steps = losses(head, table, rotation, tokens[part], said_by[part], tapped[part].float(), logits[part].float(), ids)
             loss = sum(0.8 ** at * loss for at, (loss, _) in enumerate(steps))
             optimizer.zero_grad()
             loss.backward()
@@ -159,7 +193,7 @@ def main():
             optimizer.step()
             schedule.step()
         with torch.no_grad():
-            steps = losses(head, table, rotation, tokens[held], tapped[held], logits[held], ids)
+            steps = losses(head, table, rotation, tokens[held], said_by[held], tapped[held].float(), logits[held].float(), ids)
         print(epoch, [(round(float(loss), 3), round(right, 3)) for loss, right in steps], flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     tensors = {name: head[name].detach().to(torch.bfloat16).contiguous() for name in head.names}

@@ -31,6 +31,10 @@ pub trait DraftHead: Send + Sync {
     /// As what its first product is stored, for the rest. `target` is the model's checkpoint.
     fn weight_encoding(&self, target: &Checkpoint) -> Result<Encoding>;
 
+    /// Bytes of the weights that a row of the head is multiplied with: all but what the model computes for it, and the embeddings. Of experts
+    /// those that a row chooses.
+    fn bytes_of_a_row(&self, target: &Checkpoint) -> Result<u64>;
+
     /// What the model is to give out of its rows; matrices that this needs go to the model's backend.
     fn load_taps(&self, backend: &mut dyn Backend) -> Result<Taps>;
 
@@ -53,6 +57,12 @@ pub struct LoadedHead {
     pub token_ids: Option<Arc<[u32]>>,
     /// One group of one layer.
     pub kv_layout: KvLayout,
+}
+
+/// What a tensor takes in a backend.
+pub(crate) fn bytes_of(checkpoint: &Checkpoint, spec: &TensorSpec) -> Result<u64> {
+    let values = spec.picked_shape().iter().product::<usize>() as f64;
+    Ok((values * checkpoint.tensor(spec)?.encoding.bytes_per_value()) as u64)
 }
 
 /// Plain tensors stacked along rows, of each all columns or some.

@@ -17,7 +17,7 @@ use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Mixer};
 use crate::decoder::{self, Taps};
-use crate::draft_head::{DraftHead, LoadedHead, load_matrix};
+use crate::draft_head::{DraftHead, LoadedHead, bytes_of, load_matrix};
 use crate::error::{ModelError, Result};
 use crate::loader::{LoadOptions, Loading, check};
 use crate::program::{Buf, MatrixId, Op, Program, VectorId};
@@ -260,6 +260,27 @@ impl DraftHead for Head {
 
     fn weight_encoding(&self, target: &Checkpoint) -> Result<Encoding> {
         Ok(target.tensor(&self.projection())?.encoding)
+    }
+
+    fn bytes_of_a_row(&self, target: &Checkpoint) -> Result<u64> {
+        let specs = weight_specs(&self.config);
+        let of_experts = specs.layers.iter().map(|layer| &layer.feed_forward);
+        let of_experts: Vec<_> = of_experts.flat_map(|mlp| [&mlp.gate_up.label, &mlp.down.label]).collect();
+        let output = specs.head.as_ref().unwrap_or(&specs.embed);
+        let layer = specs.iter().filter(|spec| spec.label.starts_with("layers."));
+        let mut bytes = bytes_of(target, &self.projection())?;
+        for spec in layer.chain([output]) {
+            let parts = self.renamed(spec).parts;
+            let matrices = parts.iter().filter(|part| part.shape.len() > 1);
+            let all = matrices.map(|part| bytes_of(target, part)).sum::<Result<u64>>()?;
+            bytes += match &self.config.experts {
+                Some(experts) if of_experts.contains(&&spec.label) => {
+                    all * experts.chosen as u64 / experts.count as u64
+                }
+                _ => all,
+            };
+        }
+        Ok(bytes)
     }
 
     fn load_taps(&self, _: &mut dyn Backend) -> Result<Taps> {

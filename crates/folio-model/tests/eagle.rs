@@ -7,6 +7,7 @@ use std::path::Path;
 use common::tensors::{File, Stored};
 use folio_model::Checkpoint;
 use folio_model::decoder::{Tap, Taps, program};
+use folio_model::draft_head::DraftHead;
 use folio_model::eagle::{Head, is_head};
 use folio_model::program::{MatrixId, Op, VectorId};
 use folio_model::testing::fixture;
@@ -68,6 +69,35 @@ fn no_head_is_forgotten() {
     let mut known = HEADS.to_vec();
     known.sort_unstable();
     assert_eq!(listed, known);
+}
+
+/// Bytes of the matrices in a file whose names are not among these.
+fn matrices_but(folder: &Path, without: &[&str]) -> u64 {
+    let file = File::read(&folder.join("model.safetensors"));
+    let mut of = file.tensors.iter().filter(|(_, stored)| stored.shape.len() > 1).collect::<Vec<_>>();
+    of.retain(|(name, _)| !without.contains(&name.as_str()));
+    of.iter().map(|(_, stored)| stored.bytes.len() as u64).sum()
+}
+
+#[test]
+fn a_row_reads_all_but_embeddings_and_what_the_model_computes() {
+    for name in HEADS {
+        let folder = head(name);
+        let checkpoint = Checkpoint::open(fixture(&target(name))).expect("a fixture");
+        let own = matrices_but(&folder, &["fc.weight", "embed_tokens.weight"]);
+        let file = File::read(&folder.join("model.safetensors"));
+        let output = match file.tensors.contains_key("lm_head.weight") {
+            true => 0,
+            false => {
+                let mut model = File::read(&fixture(&target(name)).join("model.safetensors"));
+                let tied = checkpoint.config().tied;
+                let table = if tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
+                model.get(table).bytes.len() as u64
+            }
+        };
+        let head = Head::open(&folder, &checkpoint).expect("sound");
+        assert_eq!(head.bytes_of_a_row(&checkpoint).expect("all there"), own + output, "{name}");
+    }
 }
 
 #[test]

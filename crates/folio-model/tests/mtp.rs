@@ -109,3 +109,55 @@ fn shapes_are_those_of_the_model() {
         refusal("mimo", |file| file.get("model.mtp_layers.0.self_attn.k_proj.weight").shape = vec![48, 32]);
     assert_names(&what, &["model.mtp_layers.0.self_attn.k_proj.weight", "[48, 32]", "[32, 48]"]);
 }
+
+/// Bytes of the matrices whose names begin so and do not end so.
+fn matrices(file: &File, prefix: &str, but: &str) -> u64 {
+    let of = file.tensors.iter().filter(|(name, _)| name.starts_with(prefix) && !name.ends_with(but));
+    of.filter(|(_, stored)| stored.shape.len() > 1).map(|(_, stored)| stored.bytes.len() as u64).sum()
+}
+
+#[test]
+fn a_row_reads_all_but_embeddings_and_experts_that_it_does_not_choose() {
+    let table = "model.embed_tokens.weight";
+    for (name, prefix, output) in [
+        ("qwen", "mtp.", table),
+        ("deepseek", "model.layers.2.", "an output of its own"),
+        ("mimo", "model.mtp_layers.", table),
+    ] {
+        let file = File::read(&with_mtp(name).join("model.safetensors"));
+        let own = matrices(&file, prefix, "embed_tokens.weight");
+        let output = file.tensors.get(output).map_or(0, |stored| stored.bytes.len() as u64);
+        let target = Checkpoint::open(with_mtp(name)).expect("a model");
+        let head = Head::open(&target).expect("sound").expect("a head");
+        assert_eq!(head.bytes_of_a_row(&target).expect("all there"), own + output, "{name}");
+    }
+    // The last layer of a mixture once more; a row chooses three of its eight experts.
+    let folder = common::copy(&fixture("qwen3_moe"));
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    let copied = |stored: &Stored| Stored {
+        dtype: stored.dtype.clone(),
+        shape: stored.shape.clone(),
+        bytes: stored.bytes.clone(),
+    };
+    let last = file.tensors.iter().filter_map(|(name, stored)| {
+        Some((format!("mtp.layers.0.{}", name.strip_prefix("model.layers.1.")?), copied(stored)))
+    });
+    let last: Vec<_> = last.collect();
+    file.tensors.extend(last);
+    for (name, shape) in [
+        ("pre_fc_norm_embedding", vec![32]),
+        ("pre_fc_norm_hidden", vec![32]),
+        ("norm", vec![32]),
+        ("fc", vec![32, 64]),
+    ] {
+        let bytes = vec![0; 2 * shape.iter().product::<usize>()];
+        file.tensors.insert(format!("mtp.{name}.weight"), Stored { dtype: "BF16".to_owned(), shape, bytes });
+    }
+    file.write();
+    let target = Checkpoint::open(folder.path()).expect("a model");
+    let head = Head::open(&target).expect("sound").expect("a head");
+    let experts = matrices(&file, "mtp.layers.0.mlp.experts.", "bias");
+    let all = matrices(&file, "mtp.", "bias") + matrices(&file, "lm_head.", "bias");
+    assert!(experts > 0);
+    assert_eq!(head.bytes_of_a_row(&target).expect("all there"), all - experts * 5 / 8);
+}

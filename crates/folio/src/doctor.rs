@@ -102,15 +102,14 @@ fn pair_json(pair: &Pair) -> Value {
 }
 
 fn pair_text(pair: &Pair) -> String {
-    let Pair { name, drafter, found, doubt } = pair;
     let mut out = format!(
-        "\n{name} ({}) says what the model says at {} of {} places of a short text: about {:.1} tokens in a step of {DRAFTS} drafts\n",
-        drafter.name(),
-        found.same,
-        found.places,
-        found.tokens_per_step(DRAFTS),
+        "\n{} ({}) {}: about {:.1} tokens in a step of {DRAFTS} drafts\n",
+        pair.name,
+        pair.drafter.name(),
+        pair.sentence(),
+        pair.found.tokens_per_step(DRAFTS),
     );
-    out += &doubt.as_ref().map(|doubt| format!("{doubt}\n")).unwrap_or_default();
+    out += &pair.doubt.as_ref().map(|doubt| format!("{doubt}\n")).unwrap_or_default();
     out
 }
 

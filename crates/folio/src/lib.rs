@@ -44,6 +44,7 @@ pub fn main() -> Result<()> {
         Command::Chat(args) => chat::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Bench { mode: BenchMode::Engine(args) } => bench::engine::run(&args),
+        Command::Bench { mode: BenchMode::Drafts(args) } => bench::drafts::run(&args),
         Command::Bench { mode: BenchMode::Serve(args) } => bench::load::run(&args),
         Command::Bench { mode: BenchMode::Kl(args) } => bench::kl::run(&args),
         Command::Bench { mode: BenchMode::Kv(args) } => bench::kv::run(&args),

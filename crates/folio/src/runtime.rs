@@ -4,6 +4,7 @@
 //! chat, run and bench alike.
 
 mod draft;
+mod pair;
 mod report;
 mod tier;
 mod weights;
@@ -13,18 +14,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use folio_engine::drafting_executor::{Agreement, Pool};
+use folio_engine::drafting_executor::{Pool, Questions};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
-    DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig, Speculation,
-    SystemClock, Tier,
+    Clock, DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig,
+    Speculation, SystemClock, Tier,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, Layout, QuotaError, default_policy};
 use folio_model::backend::{GroupKind, KvGroup, KvLayout};
 use folio_model::hub::Held;
 use folio_model::{Checkpoint, Config, LoadedModel};
 use folio_server::Declared;
-use folio_text::{ChatTemplate, TemplateSources, Tokenizer};
+use folio_text::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, Tokenizer};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::cli::{EngineArgs, Quantize, Sizes};
@@ -32,7 +34,9 @@ use crate::load_format::LoadFormat;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 use draft::Draft;
+pub use draft::DraftCost;
 
+pub use pair::Pair;
 pub use report::StartReport;
 pub(crate) use report::formats;
 pub(crate) use weights::kv_dtype;
@@ -53,30 +57,14 @@ pub struct Runtime {
     pub drafter: Option<Drafter>,
     /// How well what drafts fits the model, where it is a model or a head.
     pub pair: Option<Pair>,
+    /// What a draft costs, where a model or a head proposes it.
+    pub draft_cost: Option<DraftCost>,
     /// Packed weights on their way to the disk.
     saving: Option<Saving>,
     /// KV off the device, the nearest first.
     tiers: Vec<Arc<dyn Tier>>,
     /// What was downloaded of this model and its draft model stays while they are served.
     _held: Vec<Held>,
-}
-
-/// How often a model and what drafts for it say the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Pair {
-    pub name: String,
-    pub drafter: Drafter,
-    pub found: Agreement,
-    /// What is probably wrong, where that is hardly ever.
-    pub doubt: Option<String>,
-}
-
-impl Pair {
-    fn new(name: String, drafter: Drafter, found: Agreement) -> Self {
-        let doubt = draft::doubt(&name, drafter, found);
-        doubt.iter().for_each(|doubt| tracing::warn!("{doubt}"));
-        Self { name, drafter, found, doubt }
-    }
 }
 
 impl Runtime {
@@ -92,6 +80,17 @@ impl Runtime {
         args: &EngineArgs,
         tenants: &Declared,
         events: Option<Arc<EventFeed>>,
+    ) -> Result<Self> {
+        Self::serving_with(loaded, args, tenants, events, Arc::new(SystemClock::new()))
+    }
+
+    /// The same with another clock.
+    pub fn serving_with(
+        loaded: Loaded,
+        args: &EngineArgs,
+        tenants: &Declared,
+        events: Option<Arc<EventFeed>>,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self> {
         let Loaded { weights, source, checkpoint, mut held, tokenizer, template, head } = loaded;
         let Weights { backend: mut device, model, format, quantized, here, mapped, unsaved } = weights;
@@ -167,6 +166,7 @@ impl Runtime {
             sizes.max_num_batched_tokens as usize,
             logit_rows(&sizes),
         );
+        let draft_cost = draft.as_ref().map(Draft::cost);
         let (executor, pair): (Box<dyn Executor>, _) = match draft {
             Some(draft) => {
                 let first = Pool { block_tokens: args.block_size, blocks: pool.blocks };
@@ -174,11 +174,14 @@ impl Runtime {
                 let pools: Vec<Pool> = [first].into_iter().chain(pool.windows.iter().map(of_group)).collect();
                 let (name, by) = (draft.name.clone(), draft.drafter);
                 // What weights that are made up say means nothing.
-                let text = match args.load_format {
-                    LoadFormat::Auto => draft::text(&tokenizer)?,
-                    LoadFormat::Dummy(_) => Vec::new(),
+                let questions = match args.load_format {
+                    LoadFormat::Auto => {
+                        pair::questions(&tokenizer, template.as_deref(), &model.eos_token_ids)?
+                    }
+                    LoadFormat::Dummy(_) => Questions::default(),
                 };
-                let (executor, found) = draft.executor(model_executor, &pools, &sizes, model.vocab, &text)?;
+                let (executor, found) =
+                    draft.executor(model_executor, &pools, &sizes, model.vocab, &questions)?;
                 (executor, found.filter(|found| found.places > 0).map(|found| Pair::new(name, by, found)))
             }
             None => (Box::new(model_executor), None),
@@ -188,7 +191,7 @@ impl Runtime {
             config,
             cache,
             executor,
-            clock: Arc::new(SystemClock::new()),
+            clock,
             vocab: u32::try_from(model.vocab).context("the model's vocabulary")?,
             tiers: tiers.clone(),
             events,
@@ -208,6 +211,7 @@ impl Runtime {
             pair,
             model,
             drafter,
+            draft_cost,
             saving,
             tiers,
             _held: held,
@@ -357,6 +361,27 @@ pub fn load_template(
         sources.add("default", &text, &origin);
     }
     Ok(ChatTemplate::compile(sources, tokenizer.special_tokens())?)
+}
+
+/// Prompt ids of a conversation in OpenAI's messages, at most so many bytes of text.
+pub fn chat_prompt(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[Value],
+    now_unix_s: i64,
+    bytes_max: usize,
+) -> Result<Vec<u32>> {
+    let prompt = template.render(&ChatInput {
+        messages,
+        tools: None,
+        documents: None,
+        add_generation_prompt: true,
+        kwargs: &serde_json::Map::new(),
+        now_unix_s,
+        formats: AnswerFormats::default(),
+    })?;
+    // The template writes the special tokens itself.
+    Ok(tokenizer.encode_prompt(&prompt, false, bytes_max)?)
 }
 
 /// Identity of KV bytes besides the model's: geometry, element type and the arithmetic that makes them

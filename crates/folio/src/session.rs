@@ -11,11 +11,11 @@ use anyhow::{Context, Result, bail};
 use folio_engine::{Event, FinishReason, Request, SamplingParams};
 use folio_kv::{Identity, Root, TenantId};
 use folio_model::GenerationConfig;
-use folio_text::{AnswerFormats, ChatInput, DetokenizeOptions, Detokenizer, StopMatcher, TextError};
+use folio_text::{DetokenizeOptions, Detokenizer, StopMatcher, TextError};
 use serde_json::Value;
 
 use crate::cli::SamplingArgs;
-use crate::runtime::Runtime;
+use crate::runtime::{self, Runtime};
 
 /// Longest prompt text taken from the command line or a conversation.
 const PROMPT_BYTES_MAX: usize = 64 << 20;
@@ -91,17 +91,7 @@ pub fn raw_prompt(runtime: &Runtime, text: &str) -> Result<Vec<u32>> {
 pub fn chat_prompt(runtime: &Runtime, messages: &[Value]) -> Result<Vec<u32>> {
     let template = runtime.template.as_ref().ok_or(TextError::NoTemplate)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64);
-    let prompt = template.render(&ChatInput {
-        messages,
-        tools: None,
-        documents: None,
-        add_generation_prompt: true,
-        kwargs: &serde_json::Map::new(),
-        now_unix_s: now,
-        formats: AnswerFormats::default(),
-    })?;
-    // The template writes the special tokens itself.
-    Ok(runtime.tokenizer.encode_prompt(&prompt, false, PROMPT_BYTES_MAX)?)
+    runtime::chat_prompt(template, &runtime.tokenizer, messages, now, PROMPT_BYTES_MAX)
 }
 
 /// Generates, calling `show` with each piece of text. `interrupt` ends the answer early.
@@ -171,7 +161,7 @@ fn request(runtime: &Runtime, prompt: Vec<u32>, args: &SamplingArgs) -> Result<R
     let id = runtime.engine.next_request_id();
     let sampling = sampling(args, &runtime.model.generation, room);
     let speculation = runtime.speculation(&prompt);
-    let request = Request::new(id, TenantId(0), local_root(runtime), prompt.into(), sampling);
+    let request = Request::new(id, TenantId(0), local_root(runtime, &[]), prompt.into(), sampling);
     Ok(Request { speculation, ..request })
 }
 
@@ -219,14 +209,14 @@ impl TextStream {
     }
 }
 
-/// The only tenant there is without a server.
-pub fn local_root(runtime: &Runtime) -> Root {
+/// The only tenant there is without a server. `extra`: whatever content is to be told apart by beside tokens.
+pub fn local_root(runtime: &Runtime, extra: &[u8]) -> Root {
     Root::derive(&Identity {
         tenant: TenantId(0),
         tenant_secret: &[0; 32],
         model_digest: &runtime.model.digest,
         layout_digest: &runtime.layout_digest,
-        extra: &[],
+        extra,
     })
 }
 

@@ -28,7 +28,7 @@ use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::decoder::{Tap, Taps};
-use crate::draft_head::{DraftHead, LoadedHead, load_matrix};
+use crate::draft_head::{DraftHead, LoadedHead, bytes_of, load_matrix};
 use crate::error::{ModelError, Result};
 use crate::loader::LoadOptions;
 use crate::program::{AttentionSpec, Buf, MatrixId, Op, Program, RopeId, VectorId};
@@ -166,7 +166,7 @@ impl Head {
         let (qkv, hidden, eps) = (&matrices[1..4], config.hidden, config.eps);
         let embed = match self.has_embedding {
             true => self.matrix(backend, &[self.spec(EMBEDDING, &[config.vocab, hidden])], None)?,
-            false => of_model(target, backend, "model.embed_tokens.weight")?,
+            false => of_model(target, backend, EMBEDDING_OF_MODEL)?,
         };
         let of_embedding = self.matrix(backend, qkv, Some(0..hidden))?;
         let of_features = self.matrix(backend, qkv, Some(hidden..2 * hidden))?;
@@ -298,6 +298,18 @@ impl DraftHead for Head {
         Ok(self.checkpoint.tensor(&self.matrices()[0])?.encoding)
     }
 
+    fn bytes_of_a_row(&self, target: &Checkpoint) -> Result<u64> {
+        let mut bytes = 0;
+        for spec in self.matrices()[1..].iter().filter(|spec| spec.name != EMBEDDING) {
+            bytes += bytes_of(&self.checkpoint, spec)?;
+        }
+        if !self.has_output {
+            let output = if target.config().tied { EMBEDDING_OF_MODEL } else { OUTPUT };
+            bytes += bytes_of(target, &table(target, output))?;
+        }
+        Ok(bytes)
+    }
+
     fn load_taps(&self, backend: &mut dyn Backend) -> Result<Taps> {
         let eps = self.config().eps;
         let fc = self.matrices().swap_remove(0);
@@ -333,12 +345,17 @@ impl DraftHead for Head {
 
 const EMBEDDING: &str = "embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
+const EMBEDDING_OF_MODEL: &str = "model.embed_tokens.weight";
+
+/// A table of the model.
+fn table(target: &Checkpoint, name: &str) -> TensorSpec {
+    let config = target.config();
+    TensorSpec::whole(name.to_owned(), &[config.vocab, config.hidden])
+}
 
 /// A table that a head shares with its model.
 fn of_model(target: &Checkpoint, backend: &mut dyn Backend, name: &str) -> Result<MatrixId> {
-    let config = target.config();
-    let spec = TensorSpec::whole(name.to_owned(), &[config.vocab, config.hidden]);
-    let tensor = target.tensor(&spec)?;
+    let tensor = target.tensor(&table(target, name))?;
     let values = tensor.read()?;
     Ok(backend.load_matrix(name, &[tensor.view(&values)])?)
 }

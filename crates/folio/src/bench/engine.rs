@@ -271,7 +271,7 @@ impl Bench<'_> {
 
     fn request(&self, prompt: Arc<[u32]>, sampling: SamplingParams) -> Request {
         let id = self.runtime.engine.next_request_id();
-        let root = session::local_root(self.runtime);
+        let root = session::local_root(self.runtime, &[]);
         Request::new(id, TenantId(0), root, prompt, sampling)
     }
 }

@@ -4,6 +4,7 @@ pub mod cache;
 mod cache_plot;
 pub mod claims;
 pub mod client;
+pub mod drafts;
 pub mod engine;
 pub mod kl;
 pub mod kv;

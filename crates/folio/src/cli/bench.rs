@@ -13,6 +13,8 @@ use crate::bench::kv::Shape;
 pub enum BenchMode {
     /// The engine alone, in this process: prefill and decode rates as fractions of the machine's measured limits
     Engine(Box<BenchEngineArgs>),
+    /// A draft model or a head: how many of its drafts are right, and what they cost, with as many in every step
+    Drafts(Box<BenchDraftsArgs>),
     /// Load on any OpenAI-compatible server: TTFT, TPOT, inter-token latency, throughput, goodput
     Serve(Box<BenchServeArgs>),
     /// KL divergence of a quantized model's predictions from those of the model it was made from
@@ -202,6 +204,34 @@ pub struct BenchClaimsArgs {
     /// Pairs of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio bench drafts --draft-model ./eagle3-head --dialogues dialogues.jsonl\n  \
+    folio bench drafts ./my-model --draft-model ./my-draft --dialogues dialogues.jsonl --drafts 5 --temperature 0,1 --json\n\n\
+    Each dialogue is answered with drafts and without, alone and from nothing. Drafts are verified in every step, whether\n\
+    or not that pays. Dialogues are lines of JSON with messages, as tools/demo_model/generate.py --jsonl writes them.")]
+pub struct BenchDraftsArgs {
+    /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
+    pub model: Option<String>,
+    /// Dialogues to answer: one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub dialogues: PathBuf,
+    /// Drafts in a step
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub drafts: u32,
+    /// Temperatures to answer at
+    #[arg(long, value_delimiter = ',', value_name = "T", default_value = "0,0.7,1")]
+    pub temperature: Vec<f32>,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 96, value_parser = clap::value_parser!(u32).range(2..))]
+    pub tokens: u32,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use folio_engine::drafting_executor::{Agreement, Pool, agreement};
+use folio_engine::drafting_executor::{Agreement, Pool, Questions, Room};
 use folio_engine::{Drafter, DrafterModel, DraftingExecutor, Executor, ModelExecutor, Reads};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::Checkpoint;
@@ -17,7 +17,8 @@ use folio_model::{eagle, mtp};
 use folio_text::Tokenizer;
 
 use super::weights::{WeightArgs, open_device};
-use super::{Loaded, logit_rows};
+use super::{Loaded, logit_rows, pair};
+use crate::bench::limits::Costs;
 use crate::cli::{EngineArgs, Sizes, Speculate};
 use crate::device::Device;
 use crate::models::{Aliases, Source};
@@ -25,6 +26,15 @@ use crate::models::{Aliases, Source};
 /// What of a request's temperature drafts are drawn at: of the shares that were compared, that with which most are right, for a head and for a
 /// small model (docs/speculation.md).
 const DRAFT_TEMPERATURE: f32 = 0.5;
+
+/// What a draft reads of what proposes it, a model or a head.
+#[derive(Clone, Debug)]
+pub struct DraftCost {
+    pub name: String,
+    /// All but the embeddings, of which it reads a row, and what the model computes for a head.
+    pub weight_bytes: u64,
+    pub kv_bytes_per_token: u64,
+}
 
 /// In memory, without a cache.
 pub(super) struct Draft {
@@ -40,6 +50,7 @@ pub(super) struct Draft {
     /// Values in a row of its logits, and the tokens that they are of where that is not all.
     vocab: usize,
     token_ids: Option<Arc<[u32]>>,
+    weight_bytes: u64,
 }
 
 /// A head that is open, for the model of a checkpoint. No weight is read.
@@ -87,16 +98,6 @@ impl OpenHead {
     }
 }
 
-/// Read once at the start by both: any text that goes on as one would expect.
-const TEXT: &str = "Once upon a time there was a little girl who lived with her mother and her father in a small house near the woods. \
-One day the little girl went into the woods, and there she saw a big brown bear. The bear looked at the little girl, and the little girl \
-looked at the bear. Then the bear said: I am hungry, and I would like to eat.";
-const TEXT_TOKENS: usize = 64;
-/// Fewer places say nothing.
-const PLACES_MIN: u32 = 16;
-/// A drafter that says less often what the model says is none that was made for it.
-const SHARE_MIN: f64 = 0.3;
-
 impl Draft {
     /// `--draft-model`, for a model with this tokenizer. Its weights are taken as they are.
     pub fn load(args: &EngineArgs, tokenizer: &Tokenizer) -> Result<Option<Self>> {
@@ -112,6 +113,7 @@ impl Draft {
         let loaded = Loaded::open(Some(draft), &own).with_context(|| format!("--draft-model {draft}"))?;
         same_vocabulary(tokenizer, &loaded.tokenizer).with_context(|| format!("--draft-model {draft}"))?;
         let model = loaded.weights.model;
+        let weights = Costs::of(&model, loaded.weights.backend.weight_bytes()).weights();
         if let Some(group) = model.kv_layout.groups.iter().find(|group| group.kind != GroupKind::Full) {
             bail!(
                 "--draft-model {draft}: it has layers of {:?}; a draft model's layers keep K and V of all positions",
@@ -127,6 +129,7 @@ impl Draft {
             reads: Reads::Tokens,
             vocab: model.vocab,
             token_ids: None,
+            weight_bytes: weights as u64,
             kv: model.kv_layout,
         }))
     }
@@ -160,7 +163,16 @@ impl Draft {
             reads: Reads::Features { width: head.width() },
             vocab: loaded.vocab,
             token_ids: loaded.token_ids,
+            weight_bytes: head.bytes_of_a_row(target)?,
         })
+    }
+
+    pub fn cost(&self) -> DraftCost {
+        DraftCost {
+            name: self.name.clone(),
+            weight_bytes: self.weight_bytes,
+            kv_bytes_per_token: self.kv.bytes_per_token() as u64,
+        }
     }
 
     fn kv_group(&self) -> &KvGroup {
@@ -178,7 +190,7 @@ impl Draft {
         }
     }
 
-    /// An executor of both, and how often they say the same, where that can be found out. `pools` are those of the model's cache groups and
+    /// An executor of both, and how often they say the same to these questions, where that can be found out. `pools` are those of the model's cache groups and
     /// behind them the drafter's, none in use yet. The model has `vocab` tokens.
     pub fn executor(
         mut self,
@@ -186,7 +198,7 @@ impl Draft {
         pools: &[Pool],
         sizes: &Sizes,
         vocab: usize,
-        text: &[u32],
+        questions: &Questions,
     ) -> Result<(Box<dyn Executor>, Option<Agreement>)> {
         let group = pools.len() - 1;
         self.device.allocate_cache(&self.kv, &[pools[group].blocks as usize])?;
@@ -205,49 +217,12 @@ impl Draft {
         let mut model = model.with_groups(group);
         // A draft model may know fewer tokens than the model has rows for; a head embeds all.
         let known = (if self.reads == Reads::Tokens { self.vocab } else { vocab }) as u32;
-        let text = &text[..text.len().min(rows)];
-        let found = agreement(&mut model, &mut drafter, as_drafter, pools, known, text);
-        let found =
-            found.inspect_err(|error| tracing::warn!(%error, "whether drafts are right was not found out"));
+        let room = Room { pools, rows: sizes.max_num_batched_tokens, vocab: known };
+        let found = pair::find_out(&mut model, &mut drafter, as_drafter, room, questions);
         let executor =
             DraftingExecutor::new(model, drafter, as_drafter, known).at_temperature(DRAFT_TEMPERATURE);
-        Ok((Box::new(executor), found.ok()))
+        Ok((Box::new(executor), found))
     }
-}
-
-/// What a drafter and its model are given to find out how often they say the same.
-pub(super) fn text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-    let mut tokens = tokenizer.encode(TEXT, true, TEXT.len() + 8)?;
-    tokens.truncate(TEXT_TOKENS);
-    Ok(tokens)
-}
-
-/// What is probably wrong with a drafter that hardly ever says what the model says.
-pub(super) fn doubt(name: &str, drafter: Drafter, found: Agreement) -> Option<String> {
-    if found.places < PLACES_MIN || found.share() >= SHARE_MIN {
-        return None;
-    }
-    let Agreement { places, same } = found;
-    let cause = match drafter {
-        Drafter::Eagle3 => {
-            "it probably reads other layers than those it was trained on (eagle_aux_hidden_state_layer_ids: their inputs in vLLM's form, \
-             their outputs in the others), has a norm too many or too few (norm_before_residual, fc_norm, norm_output), or reads the \
-             hidden states of another model"
-        }
-        Drafter::Mtp => {
-            "it probably reads a hidden state before the norm that it was trained on behind it or the other way round, or its weights are \
-             those of another model"
-        }
-        Drafter::Suffix | Drafter::Ngram | Drafter::Model => {
-            "it is probably too small, or was made for another model"
-        }
-    };
-    Some(format!(
-        "{name} says what the model says at {same} of {places} places of a short text ({:.0} %), fewer than the {:.0} % of a drafter that \
-         fits: {cause}. The tokens are the same, and come no sooner",
-        100.0 * found.share(),
-        100.0 * SHARE_MIN
-    ))
 }
 
 /// A draft is a token id: both must mean the same by each.

@@ -148,11 +148,8 @@ impl StartReport {
     /// How often the model and what drafts for it say the same.
     pub(super) fn describe_pair(&mut self, pair: Option<&Pair>) {
         let line = self.lines.iter_mut().find(|(what, _)| *what == "drafts");
-        let (Some(Pair { found, .. }), Some((_, text))) = (pair, line) else { return };
-        *text += &format!(
-            "; says what the model says at {} of {} places of a short text",
-            found.same, found.places
-        );
+        let (Some(pair), Some((_, text))) = (pair, line) else { return };
+        *text += &format!("; {}", pair.sentence());
     }
 
     /// Memory beside the device's for KV.
