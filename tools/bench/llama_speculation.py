@@ -43,7 +43,7 @@ class Llama:
         self.log = []
         for line in self.process.stderr:
             self.log.append(line)
-            if "server is listening" in line:
+            if "listening on http" in line:
                 break
         else:
             raise SystemExit(f"{' '.join(command)} ended:\n{''.join(self.log[-20:])}")
