@@ -200,7 +200,7 @@ async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<
     };
     let entry = tenant.gate.enter(brings, Instant::now())?;
     if let Some(trace) = TraceContext::of(request.headers()) {
-        let _ = entry.trace.set(trace);
+        let _ = entry.trace.set(Box::new(trace));
     }
     let answered = load.answering.begin(&tenant.gate).inspect_err(|_| entry.give_back())?;
     request.extensions_mut().insert(entry);

@@ -23,6 +23,7 @@ const LAYERS: &[&str] = &[
     "tenancy",
     "engine",
     "threads",
+    "trace_context",
     "error",
 ];
 

@@ -167,13 +167,13 @@ impl Store {
         batch
     }
 
-    /// Keeps an uploaded file. Blocks while it is written.
+    /// Keeps an uploaded file, for so many seconds. Blocks while it is written.
     pub fn put(
         &self,
         owner: &str,
         filename: &str,
         bytes: &[u8],
-        expires_at: Option<u64>,
+        seconds: Option<u64>,
     ) -> Result<FileMeta, ApiError> {
         let count = self.current().own.get(owner).map_or(0, |own| own.files.len());
         if count >= self.limits.files {
@@ -185,13 +185,14 @@ impl Store {
                 "There is no room for this file; delete others, or wait until batches expire.".into(),
             ));
         }
+        let created_at = unix_s();
         let meta = FileMeta {
             version: VERSION,
             id: format!("file-{}", fresh_id()),
             owner: owner.to_owned(),
             bytes: bytes.len() as u64,
-            created_at: unix_s(),
-            expires_at,
+            created_at,
+            expires_at: seconds.map(|seconds| created_at.saturating_add(seconds)),
             filename: filename.to_owned(),
             purpose: "batch".to_owned(),
         };
@@ -478,16 +479,19 @@ mod tests {
     #[test]
     fn an_expired_file_goes_once_and_not_while_a_batch_reads_it() {
         let store = Store::open(&BatchConfig::default()).unwrap();
-        let at = unix_s() + 1000;
-        let put = |expires_at| store.put("a", "f", b"abc", expires_at).unwrap().id;
-        let (read, other, kept) = (put(Some(at)), put(Some(at)), put(None));
+        let put = |seconds| store.put("a", "f", b"abc", seconds).unwrap();
+        let (read, other, kept) = (put(Some(1000)), put(Some(1000)).id, put(None).id);
+        // The second may be of the next second.
+        let at = read.expires_at.unwrap() + 1;
+        assert_eq!(read.expires_at, Some(read.created_at + 1000));
+        let read = read.id;
         let batch = store.begin(record(&read)).unwrap();
         let left = |now| {
             let before = work::done();
             let ids: Vec<String> = store.at(now).own["a"].files.keys().cloned().collect();
             (ids, work::done() - before)
         };
-        assert_eq!(left(at - 1), (vec![read.clone(), other, kept.clone()], 0));
+        assert_eq!(left(at - 2), (vec![read.clone(), other, kept.clone()], 0));
         // Two are looked at, each with the one batch.
         assert_eq!(left(at), (vec![read.clone(), kept.clone()], 4));
         batch.change(|record| record.status = Status::Completed);

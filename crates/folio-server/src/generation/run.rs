@@ -110,7 +110,7 @@ impl Generator {
         self.observability.metrics.passed_over(&job.notes);
         let meter = self.observability.meters.of(tenant);
         job.prompts.iter().for_each(|_| meter.request());
-        let requested = self.observability.traces.as_ref().map(|_| requested(&job, &flight));
+        let requested = self.observability.traces.as_ref().map(|_| Box::new(requested(&job, &flight)));
         let begun = Begun { id: &flight.request, asked: job.asked, hashes, submitted, requested };
         let record = self.observability.why.begin(tenant, begun);
         let driver = ResponseDriver::new(
@@ -219,7 +219,7 @@ impl Started {
 /// Holds the job against what its tenant may have.
 fn requested(job: &Job, flight: &Flight) -> Requested {
     Requested {
-        context: flight.entry.trace.get().cloned(),
+        context: flight.entry.trace.get().map(|trace| (**trace).clone()),
         operation: match (job.pooling, job.asked) {
             (Some(_), _) => "embeddings",
             (None, Asked::Chat) => "chat",

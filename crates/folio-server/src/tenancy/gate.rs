@@ -91,7 +91,7 @@ pub(crate) struct AdmittedRequest {
     /// It does not count among the minute's requests.
     given_back: AtomicBool,
     /// Whose trace it is part of.
-    pub trace: OnceLock<TraceContext>,
+    pub trace: OnceLock<Box<TraceContext>>,
 }
 
 /// What is reserved for a request. Dropping it without [`Ticket::settle`] gives everything back that was not used.

@@ -94,7 +94,7 @@ pub async fn upload(
     let kept = load.with_files(tenant.id, bytes, move || {
         // What the file takes in memory is counted until it is kept.
         let _held = held;
-        batches.store.put(&owner, &form.filename, &form.content, Some(unix_s() + form.seconds))
+        batches.store.put(&owner, &form.filename, &form.content, Some(form.seconds))
     });
     let kept = kept.await?;
     Ok(json_response(file_json(&kept).to_string()))

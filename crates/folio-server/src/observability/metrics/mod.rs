@@ -229,6 +229,7 @@ impl Metrics {
             registry,
             by_tenant: of_tenants,
         };
+        drop(metrics.traced());
         for reason in ["stop", "length", "content_filter", "abort", "error"] {
             drop(metrics.finished.get_or_create(&vec![("finished_reason", reason.to_owned())]));
         }

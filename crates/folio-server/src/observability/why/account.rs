@@ -230,7 +230,7 @@ pub(crate) struct Begun<'a> {
     pub hashes: Vec<(usize, BlockHashes)>,
     pub submitted: Micros,
     /// Where it is told of in a trace.
-    pub requested: Option<Requested>,
+    pub requested: Option<Box<Requested>>,
 }
 
 /// Where what becomes of a request is told.
@@ -248,7 +248,7 @@ pub(crate) struct RequestRecord {
     hashes: Vec<(usize, BlockHashes)>,
     /// Of each choice.
     answers: Vec<Vec<u32>>,
-    requested: Option<Requested>,
+    requested: Option<Box<Requested>>,
 }
 
 impl RequestRecord {
@@ -397,7 +397,7 @@ impl Drop for RequestRecord {
         told.over = true;
         if let (Some(traces), Some(requested)) = (&self.parts.traces, self.requested.take()) {
             let now = self.parts.engine.now();
-            traces.ended(requested, told.outcome(&self.parts.account.name, now), now);
+            traces.ended(*requested, told.outcome(&self.parts.account.name, now), now);
         }
     }
 }
