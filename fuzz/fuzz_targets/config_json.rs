@@ -4,7 +4,7 @@
 
 use folio_model::checkpoint::{GenerationConfig, json, parse_index};
 use folio_model::config::Config;
-use folio_model::decoder::weight_specs;
+use folio_model::weights::weight_specs;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
