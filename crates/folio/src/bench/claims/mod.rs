@@ -157,8 +157,7 @@ pub fn run(args: &BenchClaimsArgs) -> Result<()> {
         let names: Vec<&str> = CLAIMS.iter().map(|claim| claim.name).collect();
         bail!("--only {only}: there is no such claim, only {}", names.join(", "));
     }
-    let claims = Claims { args };
-    let report = claims.report()?;
+    let report = Claims { args, block_bytes: 0 }.report()?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -169,12 +168,15 @@ pub fn run(args: &BenchClaimsArgs) -> Result<()> {
 
 struct Claims<'a> {
     args: &'a BenchClaimsArgs,
+    /// A block of the cache, in bytes.
+    block_bytes: u64,
 }
 
 impl Claims<'_> {
-    fn report(&self) -> Result<Report> {
+    fn report(mut self) -> Result<Report> {
         let player = self.player(|_| {})?;
         let runtime = player.runtime();
+        self.block_bytes = runtime.report.kv_bytes / u64::from(runtime.report.kv_blocks.max(1));
         let layout = &runtime.model.kv_layout.groups[0];
         let bytes = |format: KvFormat| {
             layout.vectors() * layout.layers() * layout.kv_heads * format.bytes_per_head(layout.head_dim)
@@ -211,7 +213,7 @@ impl Claims<'_> {
         let bar = Bar::items("measuring", claims.len() as u64);
         for claim in claims {
             bar.advance(claim.name);
-            let figures = (claim.measure)(self).context(claim.name)?;
+            let figures = (claim.measure)(&self).context(claim.name)?;
             let named = |figure| Figure {
                 claim: claim.name,
                 said: claim.said,
@@ -236,11 +238,8 @@ impl Claims<'_> {
     }
 
     /// Bytes of KV of so many tokens.
-    fn kv_bytes(&self, tokens: u32) -> Result<u64> {
-        let player = self.player(|_| {})?;
-        let report = &player.runtime().report;
-        let block = report.kv_bytes / u64::from(report.kv_blocks.max(1));
-        Ok(u64::from(tokens.div_ceil(self.args.engine.block_size)) * block)
+    fn kv_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens.div_ceil(self.args.engine.block_size)) * self.block_bytes
     }
 
     /// With and without, in turn, after one of each to warm up.
@@ -293,7 +292,7 @@ fn continuous_batching(claims: &Claims) -> Result<Vec<Figure>> {
 
 fn paging(claims: &Claims) -> Result<Vec<Figure>> {
     const REQUESTS: u32 = 32;
-    let pool = claims.kv_bytes(4 * CONTEXT + 64)?;
+    let pool = claims.kv_bytes(4 * CONTEXT + 64);
     let engine = |guaranteed: bool| {
         claims.player(|args| {
             args.kv_cache_memory = Some(pool);
@@ -403,7 +402,7 @@ fn multi_round(claims: &Claims) -> Result<Vec<Figure>> {
 
 /// With memory beside a cache for a quarter of so many tokens, and without.
 fn tiered(claims: &Claims, tokens: u32) -> Result<[Player; 2]> {
-    let (pool, all) = (claims.kv_bytes((tokens / 4).max(CONTEXT + 64))?, claims.kv_bytes(tokens)?);
+    let (pool, all) = (claims.kv_bytes((tokens / 4).max(CONTEXT + 64)), claims.kv_bytes(tokens));
     let engine = |host: Option<u64>| {
         claims.player(|args| (args.kv_cache_memory, args.host_kv_memory) = (Some(pool), host))
     };
@@ -475,8 +474,8 @@ fn swapping(claims: &Claims) -> Result<Vec<Figure>> {
     const REQUESTS: u32 = 16;
     const PROMPT: u32 = 256;
     const ANSWER: u32 = 192;
-    let all = claims.kv_bytes(REQUESTS * (PROMPT + ANSWER))?;
-    let pool = claims.kv_bytes(REQUESTS * (PROMPT + ANSWER) / 2)?.max(claims.kv_bytes(CONTEXT + 64)?);
+    let all = claims.kv_bytes(REQUESTS * (PROMPT + ANSWER));
+    let pool = claims.kv_bytes(REQUESTS * (PROMPT + ANSWER) / 2).max(claims.kv_bytes(CONTEXT + 64));
     let engine = |host: Option<u64>| {
         claims.player(|args| {
             (args.kv_cache_memory, args.host_kv_memory) = (Some(pool), host);
