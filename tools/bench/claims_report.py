@@ -12,13 +12,11 @@ import glob
 import json
 import os
 import re
-import sys
 
 from plots import GRID, INK, OURS, THEIRS, Log, Svg
-from report import table
+from report import publish, table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-DOCS = os.path.normpath(os.path.join(HERE, "..", "..", "docs"))
 MARKS = ("circle", "square", "triangle")
 
 
@@ -112,19 +110,7 @@ def page(results):
 
 def main():
     results = read()
-    stale = []
-    for name, text in (("claims.md", page(results)), ("claims.svg", curve(results))):
-        path = os.path.join(DOCS, name)
-        if text is None:
-            continue
-        if "--check" in sys.argv[1:]:
-            if not os.path.exists(path) or open(path).read() != text:
-                stale.append(name)
-        else:
-            with open(path, "w") as out:
-                out.write(text)
-    if stale:
-        sys.exit(f"not up to date: {', '.join(stale)}; run python3 tools/bench/claims_report.py")
+    publish({"claims.md": page(results), "claims.svg": curve(results)})
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ import json
 import math
 import os
 import re
-import sys
 
 from plots import GRID, INK, Svg
-from report import table
+from report import publish, table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-DOCS = os.path.normpath(os.path.join(HERE, "..", "..", "docs"))
 COLORS = {"f32": "#777777", "f16": "#222222", "bf16": "#8a6d00", "int8": "#1558b0", "fp8": "#1f7a3a", "int4": "#c2570c"}
 MARKS = {"f32": "square", "f16": "circle", "bf16": "triangle", "int8": "circle", "fp8": "square", "int4": "triangle"}
 
@@ -190,20 +188,7 @@ def page(results):
 
 def main():
     results = Results()
-    made = {"kv-formats.md": page(results), "kv-formats.svg": curve(results)}
-    stale = []
-    for name, text in made.items():
-        path = os.path.join(DOCS, name)
-        if text is None:
-            continue
-        if "--check" in sys.argv[1:]:
-            if not os.path.exists(path) or open(path).read() != text:
-                stale.append(name)
-        else:
-            with open(path, "w") as out:
-                out.write(text)
-    if stale:
-        sys.exit(f"not up to date: {', '.join(stale)}; run python3 tools/bench/kv_formats_report.py")
+    publish({"kv-formats.md": page(results), "kv-formats.svg": curve(results)})
 
 
 if __name__ == "__main__":

@@ -339,9 +339,8 @@ def read(path):
         return file.read()
 
 
-def main():
-    results = Results()
-    pages = {"performance.md": expand(results), "roofline.svg": plots.roofline(results), "batch-scaling.svg": plots.scaling(results)}
+def publish(pages):
+    """Writes what is not up to date of `pages`, by name below docs/; with --check fails instead. What has no text is left alone."""
     stale = []
     for name, text in pages.items():
         path = os.path.join(DOCS, name)
@@ -352,8 +351,13 @@ def main():
                 with open(path, "w", encoding="utf-8") as out:
                     out.write(text)
     if stale and "--check" in sys.argv:
-        sys.exit(f"docs/ is not what tools/bench/report.py makes: {', '.join(stale)}")
+        sys.exit(f"docs/ is not what {os.path.basename(sys.argv[0])} makes: {', '.join(stale)}")
     print("written: " + ", ".join(stale) if stale else "up to date")
+
+
+def main():
+    results = Results()
+    publish({"performance.md": expand(results), "roofline.svg": plots.roofline(results), "batch-scaling.svg": plots.scaling(results)})
 
 
 if __name__ == "__main__":
