@@ -7,7 +7,7 @@ use folio_text::OutputEvent;
 
 /// What a block is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BlockKind {
     Text,
     Thinking,
     Tool { id: String, name: String },
@@ -15,8 +15,8 @@ pub enum Kind {
 
 /// What happens to the blocks.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
-    Start(Kind),
+pub enum BlockStep {
+    Start(BlockKind),
     Text(String),
     Thinking(String),
     Input(String),
@@ -26,35 +26,35 @@ pub enum Step {
 /// Puts an answer's pieces into blocks.
 #[derive(Default)]
 pub struct Blocks {
-    open: Option<Kind>,
+    open: Option<BlockKind>,
     /// Whitespace that a block of this kind may begin with.
-    held: Option<(Kind, String)>,
+    held: Option<(BlockKind, String)>,
     any: bool,
 }
 
 impl Blocks {
-    pub fn push(&mut self, piece: &OutputEvent, out: &mut Vec<Step>) {
+    pub fn push(&mut self, piece: &OutputEvent, out: &mut Vec<BlockStep>) {
         match piece {
-            OutputEvent::Content(text) => self.write(Kind::Text, text, out),
-            OutputEvent::Reasoning(text) => self.write(Kind::Thinking, text, out),
+            OutputEvent::Content(text) => self.write(BlockKind::Text, text, out),
+            OutputEvent::Reasoning(text) => self.write(BlockKind::Thinking, text, out),
             OutputEvent::CallStarted { id, name, .. } => {
-                self.start(Kind::Tool { id: id.clone(), name: name.clone() }, out);
+                self.start(BlockKind::Tool { id: id.clone(), name: name.clone() }, out);
             }
-            OutputEvent::Arguments { text, .. } => out.push(Step::Input(text.clone())),
+            OutputEvent::Arguments { text, .. } => out.push(BlockStep::Input(text.clone())),
             OutputEvent::CallEnded { .. } => {}
         }
     }
 
     /// The answer is over.
-    pub fn finish(&mut self, out: &mut Vec<Step>) {
-        if let Some((Kind::Text, text)) = self.held.take().filter(|_| !self.any) {
-            self.start(Kind::Text, out);
+    pub fn finish(&mut self, out: &mut Vec<BlockStep>) {
+        if let Some((BlockKind::Text, text)) = self.held.take().filter(|_| !self.any) {
+            self.start(BlockKind::Text, out);
             self.add(&text, out);
         }
         self.stop(out);
     }
 
-    fn write(&mut self, kind: Kind, text: &str, out: &mut Vec<Step>) {
+    fn write(&mut self, kind: BlockKind, text: &str, out: &mut Vec<BlockStep>) {
         if self.open.as_ref() == Some(&kind) {
             return self.add(text, out);
         }
@@ -73,24 +73,24 @@ impl Blocks {
         self.add(begins, out);
     }
 
-    fn add(&mut self, text: &str, out: &mut Vec<Step>) {
+    fn add(&mut self, text: &str, out: &mut Vec<BlockStep>) {
         out.push(match self.open {
-            Some(Kind::Thinking) => Step::Thinking(text.to_owned()),
-            _ => Step::Text(text.to_owned()),
+            Some(BlockKind::Thinking) => BlockStep::Thinking(text.to_owned()),
+            _ => BlockStep::Text(text.to_owned()),
         });
     }
 
-    fn start(&mut self, kind: Kind, out: &mut Vec<Step>) {
+    fn start(&mut self, kind: BlockKind, out: &mut Vec<BlockStep>) {
         self.stop(out);
         self.held = None;
         self.any = true;
-        out.push(Step::Start(kind.clone()));
+        out.push(BlockStep::Start(kind.clone()));
         self.open = Some(kind);
     }
 
-    fn stop(&mut self, out: &mut Vec<Step>) {
+    fn stop(&mut self, out: &mut Vec<BlockStep>) {
         if self.open.take().is_some() {
-            out.push(Step::Stop);
+            out.push(BlockStep::Stop);
         }
     }
 }
@@ -99,7 +99,7 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    fn steps(pieces: &[OutputEvent]) -> Vec<Step> {
+    fn steps(pieces: &[OutputEvent]) -> Vec<BlockStep> {
         let (mut blocks, mut out) = (Blocks::default(), Vec::new());
         pieces.iter().for_each(|piece| blocks.push(piece, &mut out));
         blocks.finish(&mut out);
@@ -113,14 +113,26 @@ mod tests {
     #[test]
     fn whitespace_between_blocks_is_none() {
         let call = OutputEvent::CallStarted { index: 0, id: "call_1".into(), name: "f".into() };
-        let tool = Kind::Tool { id: "call_1".into(), name: "f".into() };
-        let said = Step::Text("hi".into());
+        let tool = BlockKind::Tool { id: "call_1".into(), name: "f".into() };
+        let said = BlockStep::Text("hi".into());
         let got = steps(&[text("\n"), call.clone(), text("\n"), text("\nhi")]);
-        assert_eq!(got, [Step::Start(tool), Step::Stop, Step::Start(Kind::Text), said, Step::Stop]);
+        assert_eq!(
+            got,
+            [
+                BlockStep::Start(tool),
+                BlockStep::Stop,
+                BlockStep::Start(BlockKind::Text),
+                said,
+                BlockStep::Stop
+            ]
+        );
         // All there is, and the beginning of an answer, stay as they are.
-        assert_eq!(steps(&[text(" ")]), [Step::Start(Kind::Text), Step::Text(" ".into()), Step::Stop]);
+        assert_eq!(
+            steps(&[text(" ")]),
+            [BlockStep::Start(BlockKind::Text), BlockStep::Text(" ".into()), BlockStep::Stop]
+        );
         let got = steps(&[text(" "), text("a")]);
-        assert_eq!(got, [Step::Start(Kind::Text), Step::Text(" a".into()), Step::Stop]);
+        assert_eq!(got, [BlockStep::Start(BlockKind::Text), BlockStep::Text(" a".into()), BlockStep::Stop]);
         assert_eq!(steps(&[]), []);
     }
 }

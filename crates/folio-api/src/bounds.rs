@@ -1,6 +1,6 @@
 //! What a request forbids in its answers beside a form: `allowed_token_ids`, `bad_words`, `thinking_token_budget`.
 
-use crate::context::{Limits, Model};
+use crate::context::{Model, RequestLimits};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -17,7 +17,7 @@ pub struct Bounds {
 
 impl Bounds {
     /// Takes the fields.
-    pub fn read(fields: &mut Fields, model: &Model, limits: &Limits) -> Result<Self, ApiError> {
+    pub fn read(fields: &mut Fields, model: &Model, limits: &RequestLimits) -> Result<Self, ApiError> {
         let allowed = fields.take::<Vec<u32>>("allowed_token_ids")?;
         if let Some(ids) = &allowed {
             if ids.is_empty() {

@@ -5,7 +5,7 @@
 use folio_text::{Syntax, Whitespace};
 use serde_json::{Value, json};
 
-use crate::context::Limits;
+use crate::context::RequestLimits;
 use crate::error::ApiError;
 use crate::fields::{Fields, Json, parse};
 
@@ -23,7 +23,7 @@ impl Constraint {
     }
 
     /// Takes both fields. `None`: any text will do.
-    pub fn read(fields: &mut Fields, limits: &Limits) -> Result<Option<Self>, ApiError> {
+    pub fn read(fields: &mut Fields, limits: &RequestLimits) -> Result<Option<Self>, ApiError> {
         let format = response_format(fields, limits)?;
         let structured = structured_outputs(fields, limits)?;
         if format.is_some() && structured.is_some() {
@@ -39,13 +39,13 @@ impl Constraint {
     }
 
     /// The same for a schema of the request's.
-    pub fn of_schema(raw: Json, param: String, limits: &Limits) -> Result<Self, ApiError> {
+    pub fn of_schema(raw: Json, param: String, limits: &RequestLimits) -> Result<Self, ApiError> {
         bounded(raw.bytes(), &param, limits)?;
         Ok(Self::json(parse(raw, &param)?, param))
     }
 
     /// The same for an object that gives a schema its name.
-    pub fn of_named(fields: &mut Fields, limits: &Limits) -> Result<Self, ApiError> {
+    pub fn of_named(fields: &mut Fields, limits: &RequestLimits) -> Result<Self, ApiError> {
         let name: String = fields.require("name")?;
         crate::tools::check_name(&name, &fields.path("name"))?;
         fields.take::<String>("description")?;
@@ -72,7 +72,7 @@ impl Constraint {
     }
 }
 
-fn response_format(fields: &mut Fields, limits: &Limits) -> Result<Option<Constraint>, ApiError> {
+fn response_format(fields: &mut Fields, limits: &RequestLimits) -> Result<Option<Constraint>, ApiError> {
     let Some(raw) = fields.raw("response_format") else { return Ok(None) };
     let mut format = Fields::of_value(raw, "response_format".into())?;
     let constraint = match format.require::<String>("type")?.as_str() {
@@ -102,7 +102,7 @@ fn response_format(fields: &mut Fields, limits: &Limits) -> Result<Option<Constr
 }
 
 /// vLLM's extension.
-fn structured_outputs(fields: &mut Fields, limits: &Limits) -> Result<Option<Constraint>, ApiError> {
+fn structured_outputs(fields: &mut Fields, limits: &RequestLimits) -> Result<Option<Constraint>, ApiError> {
     let Some(raw) = fields.raw("structured_outputs") else { return Ok(None) };
     bounded(raw.bytes(), "structured_outputs", limits)?;
     let mut fields = Fields::of_value(raw, "structured_outputs".into())?;
@@ -165,7 +165,7 @@ fn schema_of(raw: Json, path: &str) -> Result<Value, ApiError> {
     }
 }
 
-fn bounded(bytes: usize, path: &str, limits: &Limits) -> Result<(), ApiError> {
+fn bounded(bytes: usize, path: &str, limits: &RequestLimits) -> Result<(), ApiError> {
     if bytes > limits.grammar_bytes {
         let message = format!("'{path}' has {bytes} bytes; the limit is {}.", limits.grammar_bytes);
         return Err(ApiError::invalid(path, message));

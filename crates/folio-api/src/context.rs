@@ -13,7 +13,7 @@ use crate::hints::HintPolicy;
 #[derive(Clone, Debug)]
 pub struct Context {
     pub model: Model,
-    pub limits: Limits,
+    pub limits: RequestLimits,
     /// Fields that may be passed over.
     pub hints: HintPolicy,
     pub capabilities: Capabilities,
@@ -104,7 +104,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 
 /// What one request may hold.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct RequestLimits {
     /// Choices per prompt (`n`).
     pub choices: u32,
     /// Prompts in one completions request.
@@ -127,7 +127,7 @@ pub struct Limits {
     pub logprobs: u32,
 }
 
-impl Default for Limits {
+impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             choices: 128,

@@ -22,12 +22,12 @@ pub struct ApiError {
 }
 
 #[derive(Serialize)]
-struct Envelope<'a> {
-    error: Detail<'a>,
+struct ErrorEnvelope<'a> {
+    error: ErrorDetail<'a>,
 }
 
 #[derive(Serialize)]
-struct Detail<'a> {
+struct ErrorDetail<'a> {
     message: &'a str,
     r#type: &'a str,
     param: Option<&'a str>,
@@ -133,13 +133,13 @@ impl ApiError {
     /// The body: also the payload of an SSE error event.
     pub fn to_json(&self) -> String {
         let param = self.param.as_deref().map(|param| shortened(param, PARAM_CHARS));
-        let detail = Detail {
+        let detail = ErrorDetail {
             message: &shortened(&self.message, MESSAGE_CHARS),
             r#type: self.kind,
             param: param.as_deref(),
             code: self.code,
         };
-        serde_json::to_string(&Envelope { error: detail }).expect("strings always serialize")
+        serde_json::to_string(&ErrorEnvelope { error: detail }).expect("strings always serialize")
     }
 }
 

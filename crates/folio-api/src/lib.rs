@@ -30,7 +30,7 @@ pub mod responses;
 pub mod speculation;
 pub mod tools;
 
-pub use context::{Capabilities, Context, Limits, Model, Parsers, SamplingDefaults, is_pattern};
+pub use context::{Capabilities, Context, Model, Parsers, RequestLimits, SamplingDefaults, is_pattern};
 pub use error::ApiError;
 
 /// Unix time, seconds.

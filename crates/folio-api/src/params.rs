@@ -1,6 +1,6 @@
 //! The parameters that both generation endpoints share, from JSON to validated values.
 //!
-//! Invariant: every parameter is honoured, refused by name ([`refused`](crate::refused)), or a hint. Cost: linear in the request's own size, every list bounded by [`Limits`].
+//! Invariant: every parameter is honoured, refused by name ([`refused`](crate::refused)), or a hint. Cost: linear in the request's own size, every list bounded by [`RequestLimits`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::bounds::Bounds;
 use crate::cache::CacheOptions;
 use crate::constraint::Constraint;
-use crate::context::{Context, Limits, Model};
+use crate::context::{Context, Model, RequestLimits};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::labels;
@@ -269,7 +269,7 @@ pub(crate) fn number(fields: &mut Fields, name: &str, bounds: (f32, f32)) -> Res
     within(fields, name, value, bounds)
 }
 
-fn sampling(fields: &mut Fields, model: &Model, limits: &Limits) -> Result<Sampling, ApiError> {
+fn sampling(fields: &mut Fields, model: &Model, limits: &RequestLimits) -> Result<Sampling, ApiError> {
     let mut sampling = truncation(fields, model)?;
     sampling.min_p = number(fields, "min_p", (0.0, 1.0))?.unwrap_or(sampling.min_p);
     sampling.presence_penalty = number(fields, "presence_penalty", (-2.0, 2.0))?.unwrap_or(0.0);
@@ -286,7 +286,11 @@ fn sampling(fields: &mut Fields, model: &Model, limits: &Limits) -> Result<Sampl
     Ok(sampling)
 }
 
-fn logit_bias(fields: &mut Fields, model: &Model, limits: &Limits) -> Result<Arc<[(u32, f32)]>, ApiError> {
+fn logit_bias(
+    fields: &mut Fields,
+    model: &Model,
+    limits: &RequestLimits,
+) -> Result<Arc<[(u32, f32)]>, ApiError> {
     let Some(map) = fields.take::<HashMap<String, f32>>("logit_bias")? else { return Ok(Arc::new([])) };
     if map.len() > limits.logit_bias {
         let message = format!("'logit_bias' has {} entries; the limit is {}.", map.len(), limits.logit_bias);
@@ -317,7 +321,11 @@ fn logit_bias(fields: &mut Fields, model: &Model, limits: &Limits) -> Result<Arc
     Ok(pairs.into())
 }
 
-fn stop_token_ids(fields: &mut Fields, model: &Model, limits: &Limits) -> Result<Arc<[u32]>, ApiError> {
+fn stop_token_ids(
+    fields: &mut Fields,
+    model: &Model,
+    limits: &RequestLimits,
+) -> Result<Arc<[u32]>, ApiError> {
     let ids = fields.take::<Vec<u32>>("stop_token_ids")?.unwrap_or_default();
     if ids.len() > limits.stop_token_ids {
         let message =
@@ -331,7 +339,7 @@ fn stop_token_ids(fields: &mut Fields, model: &Model, limits: &Limits) -> Result
 pub(crate) fn stop_strings(
     fields: &mut Fields,
     name: &str,
-    limits: &Limits,
+    limits: &RequestLimits,
 ) -> Result<Vec<String>, ApiError> {
     let Some(raw) = fields.raw(name) else { return Ok(Vec::new()) };
     let name = fields.path(name);

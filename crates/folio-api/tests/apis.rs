@@ -43,13 +43,13 @@ fn chat(body: Value) -> Result<Request, ApiError> {
     openai::chat::read(body.to_string().as_bytes(), &context())
 }
 
-fn response(body: Value) -> Result<responses::Request, ApiError> {
-    responses::Request::read(body.to_string().as_bytes(), &context(), &Past, "resp_2")
+fn response(body: Value) -> Result<responses::ResponsesRequest, ApiError> {
+    responses::ResponsesRequest::read(body.to_string().as_bytes(), &context(), &Past, "resp_2")
 }
 
 fn message(mut body: Value) -> Result<Request, ApiError> {
     body["max_tokens"] = json!(10);
-    anthropic::Request::read(body.to_string().as_bytes(), &context()).map(|read| read.request)
+    anthropic::MessagesRequest::read(body.to_string().as_bytes(), &context()).map(|read| read.request)
 }
 
 /// The request's beginning in each API's spelling, and how to read it.
@@ -195,8 +195,10 @@ fn every_field_of_the_tables_is_read_or_refused_by_name() {
         (&tables::CHAT, |body| openai::chat::read(body, &context()).map(drop)),
         (&tables::COMPLETION, |body| openai::completions::read(body, &context()).map(drop)),
         (&tables::EMBEDDING, |body| openai::embeddings::read(body, &context(), Ok(())).map(drop)),
-        (&tables::RESPONSE, |body| responses::Request::read(body, &context(), &Past, "resp_2").map(drop)),
-        (&tables::MESSAGE, |body| anthropic::Request::read(body, &context()).map(drop)),
+        (&tables::RESPONSE, |body| {
+            responses::ResponsesRequest::read(body, &context(), &Past, "resp_2").map(drop)
+        }),
+        (&tables::MESSAGE, |body| anthropic::MessagesRequest::read(body, &context()).map(drop)),
         (&tables::COUNT, |body| anthropic::counted(body, &context()).map(drop)),
     ];
     for (body, read) in readers {
@@ -378,9 +380,10 @@ fn flags_for_hints_have_an_effect_wherever_they_are_taken() {
         context
     };
     type Read = fn(&[u8], &Context) -> Option<ApiError>;
-    let messages: Read = |body, context| anthropic::Request::read(body, context).err();
+    let messages: Read = |body, context| anthropic::MessagesRequest::read(body, context).err();
     let chat: Read = |body, context| openai::chat::read(body, context).err();
-    let responses: Read = |body, context| responses::Request::read(body, context, &Past, "resp_2").err();
+    let responses: Read =
+        |body, context| responses::ResponsesRequest::read(body, context, &Past, "resp_2").err();
     let embeddings: Read = |body, context| openai::embeddings::read(body, context, Ok(())).err();
     let call = |call: Value, function: Value| {
         json!({"messages": [{"role": "user", "content": "a"},

@@ -13,8 +13,8 @@ use folio_api::events::{
     Delta, EventSink, Finish, Finished, Framing, Scored, Times, TokenLogprobs, Usage, Writer,
 };
 use folio_api::hints::{Api, HINTS};
-use folio_api::ollama::{self, LineWriter, PromptSource, Request};
-use folio_api::openai::writer::Kind;
+use folio_api::ollama::{self, LineWriter, OllamaRequest, PromptSource};
+use folio_api::openai::writer::CompletionKind;
 use folio_api::params::Generation;
 use folio_api::{ApiError, Context};
 use folio_text::{OutputEvent, Syntax, Tokenizer};
@@ -34,15 +34,15 @@ fn tokenizer() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_bytes(file.to_string().as_bytes(), None).expect("a tokenizer"))
 }
 
-fn chat(body: Value) -> Result<Request, ApiError> {
+fn chat(body: Value) -> Result<OllamaRequest, ApiError> {
     ollama::chat(body.to_string().as_bytes(), &context())
 }
 
-fn generate(body: Value) -> Result<Request, ApiError> {
+fn generate(body: Value) -> Result<OllamaRequest, ApiError> {
     ollama::generate(body.to_string().as_bytes(), &context())
 }
 
-fn conversation(request: Request) -> Conversation {
+fn conversation(request: OllamaRequest) -> Conversation {
     match request.prompt {
         PromptSource::Conversation(conversation) => *conversation,
         other => panic!("{other:?}"),
@@ -311,7 +311,7 @@ impl EventSink for Lines {
     }
 }
 
-fn writer(kind: Kind, more: Value) -> LineWriter {
+fn writer(kind: CompletionKind, more: Value) -> LineWriter {
     let body = merged(json!({"messages": [{"role": "user", "content": "Hi"}]}), more);
     LineWriter::new(kind, "m", tokenizer(), &chat(body).unwrap().generation)
 }
@@ -372,7 +372,7 @@ fn an_answer_is_lines_and_the_last_has_the_figures() {
         delta(call(0, "{\"a\": [1]}", true)),
         delta(call(1, "{\"a\": ", false)),
     ];
-    let (lines, whole) = written(|| writer(Kind::Chat, json!({})), deltas, "tool_calls");
+    let (lines, whole) = written(|| writer(CompletionKind::Chat, json!({})), deltas, "tool_calls");
     let said = |line: &Value| line["message"].clone();
     let made = |id: u32, arguments: Value| json!({"id": format!("call_{id}"), "function": {"index": id, "name": "f", "arguments": arguments}});
     let (first, second) = (made(0, json!({"a": [1]})), made(1, json!({"INVALID_JSON": "{\"a\": "})));
@@ -416,7 +416,7 @@ fn a_generation_has_its_text_beside_it() {
         scored: vec![scored],
         ..Delta::default()
     };
-    let make = || writer(Kind::Completion, json!({"logprobs": true, "top_logprobs": 1}));
+    let make = || writer(CompletionKind::Completion, json!({"logprobs": true, "top_logprobs": 1}));
     let (lines, whole) = written(make, vec![delta], "length");
     assert_eq!((&lines[0]["response"], &lines[0]["thinking"]), (&json!("a"), &json!("hm")));
     assert_eq!((&lines[1]["response"], &lines[1]["done_reason"]), (&json!(""), &json!("length")));
@@ -433,12 +433,13 @@ fn a_generation_has_its_text_beside_it() {
 #[test]
 fn who_asks_for_nothing_is_told_that_the_model_is_loaded() {
     let lines = Lines::default();
-    writer(Kind::Chat, json!({})).closing(usage(), &lines);
-    let whole: Value = serde_json::from_str(&writer(Kind::Chat, json!({})).whole(&[], usage())).unwrap();
+    writer(CompletionKind::Chat, json!({})).closing(usage(), &lines);
+    let whole: Value =
+        serde_json::from_str(&writer(CompletionKind::Chat, json!({})).whole(&[], usage())).unwrap();
     assert_eq!(Value::from(lines.0.take()), json!([whole]));
     assert_eq!((&whole["done"], &whole["done_reason"]), (&json!(true), &json!("load")));
     assert!(whole.get("eval_count").is_none());
     let lines = Lines::default();
-    writer(Kind::Chat, json!({})).failed(&ApiError::deadline(), &lines);
+    writer(CompletionKind::Chat, json!({})).failed(&ApiError::deadline(), &lines);
     assert_eq!(lines.0.take()[0]["code"], "deadline_exceeded");
 }

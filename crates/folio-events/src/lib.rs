@@ -25,5 +25,5 @@ mod zmtp;
 
 pub use config::{ConfigError, EventFormat, KvEventsConfig};
 pub use counts::{KvEventsStats, SubscriberStats};
-pub use publisher::{KvEvents, Owners, Source, StartError, Told};
+pub use publisher::{CacheNames, KvEvents, Owners, Source, StartError};
 pub use wire::{int_hash, medium_name};

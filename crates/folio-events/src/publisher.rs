@@ -22,7 +22,7 @@ use crate::wire::Wire;
 const ENDING: Duration = Duration::from_secs(1);
 
 /// The name of a tenant to the cache (a tenant, a group, a declared prefix) whose blocks are told.
-pub type Told = Box<dyn Fn(TenantId) -> Option<Arc<str>> + Send>;
+pub type CacheNames = Box<dyn Fn(TenantId) -> Option<Arc<str>> + Send>;
 
 /// The caches that are told, and what their blocks are sealed with off the device.
 pub type Owners = Box<dyn Fn() -> Vec<Owner> + Send>;
@@ -55,7 +55,7 @@ pub struct KvEvents {
 }
 
 impl KvEvents {
-    pub fn start(source: &Source, told: Told, owners: Owners) -> Result<Self, StartError> {
+    pub fn start(source: &Source, told: CacheNames, owners: Owners) -> Result<Self, StartError> {
         let Source { config, feed } = source;
         let bind = |field, address: SocketAddr| {
             let listener = TcpListener::bind(address)

@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 
 use crate::counts::{Counts, add};
 use crate::log::Log;
-use crate::publisher::{Owners, Told};
+use crate::publisher::{CacheNames, Owners};
 use crate::tree::Tree;
 use crate::wire::{Item, Wire};
 
@@ -37,7 +37,7 @@ pub(crate) struct Sequencer {
     pub log: Arc<Log>,
     pub counts: Arc<Counts>,
     pub wire: Wire,
-    pub told: Told,
+    pub told: CacheNames,
     pub owners: Owners,
     /// Whether chains have their tenant's name as extra key.
     pub salted: bool,

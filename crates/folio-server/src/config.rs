@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use folio_api::Limits as RequestLimits;
+use folio_api::RequestLimits;
 use folio_api::hints::HintPolicy;
 use folio_engine::Drafter;
 use folio_events::Source;

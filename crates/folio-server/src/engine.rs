@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
-use folio_api::{Capabilities, Context, Limits, Model, Parsers};
+use folio_api::{Capabilities, Context, Model, Parsers, RequestLimits};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
@@ -224,7 +224,7 @@ impl Served {
     /// A request may have as many choices as the engine takes.
     pub fn new(
         app: App,
-        limits: &Limits,
+        limits: &RequestLimits,
         hints: &HintPolicy,
         listen: SocketAddr,
     ) -> Result<Self, ServerError> {

@@ -40,7 +40,7 @@ pub use error::ServerError;
 pub use folio_api::SamplingDefaults;
 pub use folio_api::hints::HintPolicy;
 pub use folio_api::{ApiError, hints, is_pattern, openapi, refused};
-pub use folio_api::{Limits as RequestLimits, Parsers, unix_s};
+pub use folio_api::{Parsers, RequestLimits, unix_s};
 pub use http::Peer;
 pub use http::tls::TlsFiles;
 pub use observability::{metrics, tenant_metrics, why};

@@ -89,3 +89,67 @@ async fn raw_prompts_have_markers() {
     let ids = tokenizer().encode(FORGED, true, 100).expect("encodes");
     assert_eq!(tokens, json!(ids));
 }
+
+/// Every field that a conversation of any API has, with `text` in one of them.
+fn of_apis(field: &str, text: &str) -> [(&'static str, &'static [&'static str], Value); 4] {
+    let at = |name: &str| if name == field { text } else { "hi" };
+    let schema = json!({"type": "object", "properties": {at("key"): {"type": "string", "description": at("parameter")}}});
+    let function = json!({"name": "f", "description": at("tool"), "parameters": schema});
+    let anthropic = json!({"max_tokens": 1, "system": [{"type": "text", "text": at("system")}],
+        "tools": [{"name": "f", "description": at("tool"), "input_schema": schema}], "messages": [
+        {"role": "user", "content": [{"type": "text", "text": at("user"), "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "text", "text": at("assistant")},
+            {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": at("arguments")}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": at("result")},
+            {"type": "text", "text": at("last")}]}]});
+    let responses = json!({"max_output_tokens": 1, "instructions": at("system"),
+        "tools": [{"type": "function", "name": "f", "description": at("tool"), "parameters": schema}], "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": at("user")}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": at("assistant")}]},
+        {"type": "function_call", "call_id": at("id"), "name": "f", "arguments": json!({"x": at("arguments")}).to_string()},
+        {"type": "function_call_output", "call_id": at("id"), "output": at("result")},
+        {"role": "user", "content": at("last")}]});
+    let call = json!({"function": {"name": "f", "arguments": {"x": at("arguments")}}});
+    let chat = json!({"stream": false, "options": {"num_predict": 1},
+        "tools": [{"type": "function", "function": function}], "messages": [
+        {"role": "system", "content": at("system")},
+        {"role": "user", "content": at("user")},
+        {"role": "assistant", "content": at("assistant"), "tool_calls": [call]},
+        {"role": "tool", "tool_name": "f", "content": at("result")},
+        {"role": "user", "content": at("last")}]});
+    let generate =
+        json!({"stream": false, "options": {"num_predict": 1}, "system": at("system"), "prompt": at("user")});
+    const ALL: &[&str] =
+        &["tool", "key", "parameter", "arguments", "system", "user", "assistant", "result", "last"];
+    const IDS: &[&str] =
+        &["tool", "key", "parameter", "arguments", "system", "user", "assistant", "result", "last", "id"];
+    [
+        ("/v1/messages", ALL, anthropic),
+        ("/v1/responses", IDS, responses),
+        ("/api/chat", ALL, chat),
+        ("/api/generate", &["system", "user"], generate),
+    ]
+}
+
+#[tokio::test]
+async fn no_field_of_any_api_forges_a_marker() {
+    let engine = FakeEngine::saying("ok");
+    let client = client(&engine);
+    let shown = async |path: &str, body: &Value| {
+        let reply = client.post(path, body).await;
+        assert_eq!(reply.status, 200, "{path}: {}", reply.text);
+        let text: Vec<u8> = engine.last().prompt.iter().map(|id| u8::try_from(*id).unwrap_or(b'$')).collect();
+        (markers(&engine), String::from_utf8(text).unwrap())
+    };
+    for (index, (path, fields, harmless)) in of_apis("", "").into_iter().enumerate() {
+        let (own, _) = shown(path, &harmless).await;
+        for field in fields {
+            let (count, text) = shown(path, &of_apis(field, FORGED)[index].2).await;
+            assert!(text.contains("obey"), "{path} {field}: it is shown: {text}");
+            assert_eq!(count, own, "{path} {field}: only the template's own: {text}");
+        }
+    }
+    // As of a completion.
+    let raw = json!({"stream": false, "raw": true, "prompt": FORGED, "options": {"num_predict": 1}});
+    assert_eq!(shown("/api/generate", &raw).await.0, 2);
+}

@@ -157,3 +157,33 @@ fn prompts_are_hashed_by_the_engine_alone() {
     let found: Vec<_> = sources().into_iter().filter(hashing).map(|source| source.path).collect();
     assert!(found.is_empty(), "{found:?}");
 }
+
+/// A reader who finds a name knows what is meant, whichever of the crates he is in.
+#[test]
+fn no_two_types_of_the_api_the_server_and_the_text_have_one_name() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut named: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for name in ["folio-api", "folio-server", "folio-text"] {
+        let mut paths = Vec::new();
+        files(&root.join("..").join(name).join("src"), &mut paths);
+        for path in paths {
+            let text = std::fs::read_to_string(&path).expect("a source");
+            for line in text.lines() {
+                let line =
+                    line.strip_prefix("pub").map_or(line, |rest| rest.trim_start_matches(|c| c != ' '));
+                let mut words =
+                    line.trim_start_matches(' ').split(|c: char| !(c.is_alphanumeric() || c == '_'));
+                let is_type = !line.starts_with("  ")
+                    && words.next().is_some_and(|word| ["struct", "enum", "trait", "type"].contains(&word));
+                let Some(name) = words.next().filter(|_| is_type) else { continue };
+                if let Some(other) = named.insert(name.to_owned(), path.clone()) {
+                    panic!("{name} is a type in {} and in {}", other.display(), path.display());
+                }
+            }
+        }
+    }
+    assert!(
+        named.len() > 400 && named.contains_key("FairQueue") && named.contains_key("Follower"),
+        "{named:?}"
+    );
+}

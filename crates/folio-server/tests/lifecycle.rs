@@ -163,15 +163,30 @@ async fn a_message_stream_opens_when_it_is_taken_and_starts_when_it_was_looked_u
 #[tokio::test]
 async fn a_second_signal_stops_at_once() {
     let running = start(ServerConfig::default()).await;
-    let mut streaming = running.open("POST", "/v1/chat/completions", CHAT).await;
+    let messages = r#""messages": [{"role": "user", "content": "hi"}]"#;
+    let streams = [
+        ("/v1/chat/completions", format!(r#"{{"stream": true, {messages}}}"#)),
+        ("/v1/completions", r#"{"stream": true, "prompt": "hi"}"#.to_owned()),
+        ("/v1/messages", format!(r#"{{"stream": true, "max_tokens": 9, {messages}}}"#)),
+        ("/v1/responses", r#"{"stream": true, "input": "hi"}"#.to_owned()),
+        ("/v1/responses", r#"{"stream": true, "background": true, "input": "hi"}"#.to_owned()),
+        ("/api/chat", format!("{{{messages}}}")),
+        ("/api/generate", r#"{"prompt": "hi"}"#.to_owned()),
+    ];
+    let mut streaming = Vec::new();
+    for (path, body) in &streams {
+        streaming.push(running.open("POST", path, body).await);
+    }
     let whole = r#"{"messages": [{"role": "user", "content": "hi"}]}"#;
     let mut waiting = running.open("POST", "/v1/chat/completions", whole).await;
-    running.live(2).await;
+    running.live(streams.len() + 1).await;
     running.signals.send(()).await.unwrap();
     running.signals.send(()).await.unwrap();
     running.server.await.unwrap();
     assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
-    assert_told(&rest(&mut streaming).await);
+    for socket in &mut streaming {
+        assert_told(&rest(socket).await);
+    }
     let answer = rest(&mut waiting).await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("shutting down"), "{answer}");
 }

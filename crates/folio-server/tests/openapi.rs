@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use common::targets::ROUTES;
 use common::{Client, FakeEngine, app, modelled, tool_template};
 use folio_engine::SchedulerConfig;
 use folio_server::{App, Engine, Parsers, ServerConfig};
@@ -110,4 +111,24 @@ async fn what_needs_no_key_is_said_to_need_none() {
         let open = methods["get"]["security"] == json!([]);
         assert_eq!(client.get(path).await.status != 401, open, "{path}");
     }
+}
+
+/// So whatever floods, limits and fuzzing are tried with every route is tried with a new one, too.
+#[tokio::test]
+async fn every_route_that_takes_json_is_attacked() {
+    let document = client().get("/openapi.json").await.json();
+    let posts =
+        document["paths"].as_object().unwrap().iter().filter(|(_, methods)| !methods["post"].is_null());
+    let fits = |path: &str, route: &str| {
+        let (path, route): (Vec<_>, Vec<_>) = (path.split('/').collect(), route.split('/').collect());
+        path.len() == route.len()
+            && path.iter().zip(route).all(|(part, other)| *part == other || part.starts_with('{'))
+    };
+    let mut attacked = 0;
+    // A form, and a sign of life.
+    for (path, _) in posts.filter(|(path, _)| !["/v1/files", "/ping"].contains(&path.as_str())) {
+        assert!(ROUTES.iter().any(|route| fits(path, route)), "{path} is not among targets::ROUTES");
+        attacked += 1;
+    }
+    assert_eq!(attacked, ROUTES.len());
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use axum::body::to_bytes;
+use common::targets::ROUTES;
 use common::{Client, FakeEngine, app, tool_app};
 use folio_engine::FinishReason;
 use folio_server::{Limits, ServerConfig};
@@ -71,27 +72,7 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
         json!({"tokens": vec![97; 1 << 20]}),
         Value::Object(names),
     ];
-    for path in [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/chat/completions/render",
-        "/v1/completions/render",
-        "/v1/cache/prefixes",
-        "/v1/cache/prefixes/pfx_00000000000000000000000000000000",
-        "/v1/batches",
-        "/tokenize",
-        "/detokenize",
-        "/api/chat",
-        "/api/generate",
-        "/api/embed",
-        "/api/embeddings",
-        "/api/show",
-        "/api/pull",
-    ] {
+    for path in ROUTES {
         for body in &bodies {
             let (status, text, most) = watched(&client, "POST", path, body.to_string()).await;
             assert!(

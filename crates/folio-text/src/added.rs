@@ -29,7 +29,7 @@ pub(crate) struct Added {
 
 /// A token and the part of the text that it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundToken {
     pub id: u32,
     pub range: Range<usize>,
 }
@@ -50,7 +50,7 @@ impl AddedTokens {
 
     /// All tokens in `text`, in order. None lies across one of `breaks` (ascending), and one of a single character
     /// not between two of them.
-    pub(crate) fn find(&self, text: &str, breaks: &[usize]) -> Vec<Found> {
+    pub(crate) fn find(&self, text: &str, breaks: &[usize]) -> Vec<FoundToken> {
         let mut found = Vec::new();
         let (mut from, mut broken) = (0, false);
         for &end in breaks {
@@ -65,7 +65,7 @@ impl AddedTokens {
     }
 
     /// Those that `accept` takes, whose argument is where the token's own text is.
-    pub(crate) fn find_accepted(&self, text: &str, accept: impl Fn(&Found) -> bool) -> Vec<Found> {
+    pub(crate) fn find_accepted(&self, text: &str, accept: impl Fn(&FoundToken) -> bool) -> Vec<FoundToken> {
         let mut found = Vec::new();
         self.find_within(text, 0..text.len(), accept, &mut found);
         found
@@ -75,8 +75,8 @@ impl AddedTokens {
         &self,
         text: &str,
         span: Range<usize>,
-        accept: impl Fn(&Found) -> bool,
-        found: &mut Vec<Found>,
+        accept: impl Fn(&FoundToken) -> bool,
+        found: &mut Vec<FoundToken>,
     ) {
         for hit in self.automaton.find_iter(Input::new(text).range(span)) {
             let token = self.tokens[hit.pattern().as_usize()];
@@ -84,7 +84,7 @@ impl AddedTokens {
             if token.single_word && !stands_alone(text, &range) {
                 continue;
             }
-            if !accept(&Found { id: token.id, range: range.clone() }) {
+            if !accept(&FoundToken { id: token.id, range: range.clone() }) {
                 continue;
             }
             let taken = found.last().map_or(0, |last| last.range.end).min(range.start);
@@ -94,7 +94,7 @@ impl AddedTokens {
             if token.strips_right {
                 range.end += text[range.end..].len() - text[range.end..].trim_start().len();
             }
-            found.push(Found { id: token.id, range });
+            found.push(FoundToken { id: token.id, range });
         }
     }
 }
@@ -107,10 +107,10 @@ fn stands_alone(text: &str, range: &Range<usize>) -> bool {
 }
 
 /// The parts of a text of `length` bytes, with and without a token, in order; none is empty.
-pub(crate) fn parts(found: &[Found], length: usize) -> Vec<Part> {
+pub(crate) fn parts(found: &[FoundToken], length: usize) -> Vec<Part> {
     let mut parts = Vec::with_capacity(found.len() * 2 + 1);
     let mut from = 0;
-    for Found { id, range } in found {
+    for FoundToken { id, range } in found {
         let start = range.start.max(from);
         if from < start {
             parts.push((from..start, None));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn parts_cover_the_text() {
-        let of = |id, range| Found { id, range };
+        let of = |id, range| FoundToken { id, range };
         assert_eq!(
             parts(&[of(7, 2..4), of(8, 4..5)], 6),
             [(0..2, None), (2..4, Some(7)), (4..5, Some(8)), (5..6, None)]

@@ -57,7 +57,7 @@ pub(crate) enum DecodeKind {
 
 /// One step applied to each token by itself.
 #[derive(Clone, Debug)]
-enum Step {
+enum DecoderStep {
     Replace { pattern: String, content: String },
     ByteFallback,
     ByteLevel,
@@ -67,7 +67,7 @@ enum Step {
 /// A decoder as steps over single tokens.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    steps: Vec<Step>,
+    steps: Vec<DecoderStep>,
     start: Option<Start>,
 }
 
@@ -92,17 +92,18 @@ impl Plan {
     }
 
     fn add(&mut self, step: &Value, fused: &mut bool) -> Option<()> {
-        let bytes_already = self.steps.iter().any(|s| matches!(s, Step::ByteFallback | Step::ByteLevel));
+        let bytes_already =
+            self.steps.iter().any(|s| matches!(s, DecoderStep::ByteFallback | DecoderStep::ByteLevel));
         match kind(step)? {
             "Fuse" => *fused = true,
             "Replace" if !*fused && !bytes_already => {
                 let pattern = step.get("pattern")?.get("String")?.as_str()?.to_owned();
                 let content = step.get("content")?.as_str()?.to_owned();
-                self.steps.push(Step::Replace { pattern, content });
+                self.steps.push(DecoderStep::Replace { pattern, content });
             }
-            "ByteFallback" if !*fused && !bytes_already => self.steps.push(Step::ByteFallback),
+            "ByteFallback" if !*fused && !bytes_already => self.steps.push(DecoderStep::ByteFallback),
             "ByteLevel" if !*fused && self.steps.is_empty() => {
-                self.steps.push(Step::ByteLevel);
+                self.steps.push(DecoderStep::ByteLevel);
                 *fused = true;
             }
             "Metaspace" if !*fused && self.steps.is_empty() => {
@@ -112,7 +113,7 @@ impl Plan {
                     Some(scheme) => scheme == "never",
                     None => step.get("add_prefix_space").and_then(Value::as_bool) == Some(false),
                 };
-                self.steps.push(Step::Metaspace { replacement });
+                self.steps.push(DecoderStep::Metaspace { replacement });
                 self.start = Some(if never { Start::Keep } else { Start::StripFirstToken });
             }
             "Strip" if *fused && self.start.is_none() => {
@@ -131,14 +132,14 @@ impl Plan {
         let mut text = token.to_owned();
         for step in &self.steps {
             match step {
-                Step::Replace { pattern, content } => text = text.replace(pattern.as_str(), content),
-                Step::Metaspace { replacement } => text = text.replace(*replacement, " "),
-                Step::ByteFallback => {
+                DecoderStep::Replace { pattern, content } => text = text.replace(pattern.as_str(), content),
+                DecoderStep::Metaspace { replacement } => text = text.replace(*replacement, " "),
+                DecoderStep::ByteFallback => {
                     if let Some(byte) = fallback_byte(&text) {
                         return vec![byte];
                     }
                 }
-                Step::ByteLevel => {
+                DecoderStep::ByteLevel => {
                     // A token with a character outside the byte alphabet (an added token) stands for itself.
                     let bytes: Option<Vec<u8>> = text.chars().map(|c| unbyte.get(&c).copied()).collect();
                     return bytes.unwrap_or_else(|| text.into_bytes());

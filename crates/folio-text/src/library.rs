@@ -18,7 +18,7 @@ use tokenizers::{
     PreTokenizer, PreTokenizerWrapper, Result, SplitDelimiterBehavior, Token, Tokenizer,
 };
 
-use crate::added::{Added, AddedTokens, Found, parts};
+use crate::added::{Added, AddedTokens, FoundToken, parts};
 use crate::decoder::byte_alphabet;
 use crate::token_cache::Part;
 use crate::tokenizer::TOKENIZE_STEPS;
@@ -130,7 +130,7 @@ impl Library {
 
     /// Whether what was found in a normalized text is written out in the original, without a break.
     /// `from`: where `text` counts from.
-    fn stands(&self, text: &NormalizedString, found: &Found, from: usize, breaks: &[usize]) -> bool {
+    fn stands(&self, text: &NormalizedString, found: &FoundToken, from: usize, breaks: &[usize]) -> bool {
         let Some(original) = text.convert_offsets(NormalizedRange::Normalized(found.range.clone())) else {
             return false;
         };
@@ -204,7 +204,7 @@ fn around(tokenizer: &Tokenizer, special: bool) -> std::result::Result<(Vec<u32>
 }
 
 /// The text cut where something was found.
-fn split(text: &NormalizedString, found: &[Found]) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
+fn split(text: &NormalizedString, found: &[FoundToken]) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
     if found.is_empty() {
         return vec![(text.clone(), None)];
     }

@@ -64,7 +64,7 @@ pub(crate) enum Encoder {
 }
 
 /// What a [`Tokenizer`] is made of.
-pub(crate) struct Parts<'a> {
+pub(crate) struct TokenizerParts<'a> {
     pub encoder: Encoder,
     /// The `decoder` section of a tokenizer.json.
     pub decoder: &'a Value,
@@ -138,7 +138,7 @@ impl Tokenizer {
             special.bos.as_ref().filter(|_| add_bos && spec.post_processor.is_null()).map(|bos| bos.id);
         let encoder = Encoder::Library(Box::new(Library::new(inner).map_err(bad)?));
         let decoder = &spec.decoder;
-        Self::from_parts(Parts {
+        Self::from_parts(TokenizerParts {
             encoder,
             decoder,
             tokens,
@@ -160,8 +160,8 @@ impl Tokenizer {
         }
     }
 
-    pub(crate) fn from_parts(parts: Parts<'_>) -> Result<Self, TextError> {
-        let Parts { encoder, decoder, tokens, is_special, special, forced_bos, forced_eos } = parts;
+    pub(crate) fn from_parts(parts: TokenizerParts<'_>) -> Result<Self, TextError> {
+        let TokenizerParts { encoder, decoder, tokens, is_special, special, forced_bos, forced_eos } = parts;
         let (kind, table) = match Plan::parse(decoder) {
             Some(plan) => (DecodeKind::Table(plan.start()), plan.table(&tokens)),
             None => (DecodeKind::Whole, verbatim_table(&tokens)),

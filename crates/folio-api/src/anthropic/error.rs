@@ -10,14 +10,14 @@ use crate::error::{ApiError, PARAM_CHARS, shortened};
 const OVERLOADED: u16 = 529;
 
 #[derive(Serialize)]
-struct Envelope<'a> {
+struct AnthropicError<'a> {
     r#type: &'static str,
-    error: Detail<'a>,
+    error: AnthropicErrorDetail<'a>,
     request_id: &'a str,
 }
 
 #[derive(Serialize)]
-struct Detail<'a> {
+struct AnthropicErrorDetail<'a> {
     r#type: &'static str,
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,8 +35,8 @@ struct Cause<'a> {
 pub fn to_json(error: &ApiError, request_id: &str) -> String {
     let param = error.param.as_deref().map(|param| shortened(param, PARAM_CHARS));
     let details = error.code.map(|error_code| Cause { error_code, param: param.as_deref() });
-    let detail = Detail { r#type: kind(error.status), message: error.told(), details };
-    let envelope = Envelope { r#type: "error", error: detail, request_id };
+    let detail = AnthropicErrorDetail { r#type: kind(error.status), message: error.told(), details };
+    let envelope = AnthropicError { r#type: "error", error: detail, request_id };
     serde_json::to_string(&envelope).expect("strings always serialize")
 }
 

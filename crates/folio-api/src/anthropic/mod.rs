@@ -13,5 +13,5 @@ mod request;
 mod tools;
 mod writer;
 
-pub use request::{Request, counted};
+pub use request::{MessagesRequest, counted};
 pub use writer::MessageWriter;

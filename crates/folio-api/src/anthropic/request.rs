@@ -24,14 +24,14 @@ const BUDGET_MIN: u32 = 1024;
 const STOP: &str = "stop_sequences";
 
 /// A request for an answer.
-pub struct Request {
+pub struct MessagesRequest {
     pub request: conversation::Request,
     pub breakpoints: Breakpoints,
     /// What `max_tokens` says; the context may hold less.
     pub max_tokens: u32,
 }
 
-impl Request {
+impl MessagesRequest {
     pub fn read(body: &[u8], context: &Context) -> Result<Self, ApiError> {
         let mut fields = Fields::of_body(body)?;
         let mut hints = Hints::new(&context.hints, Api::Messages);

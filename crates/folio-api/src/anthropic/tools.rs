@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::context::Limits;
+use crate::context::RequestLimits;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::tools::{Dialect, ToolChoice, ToolUse, check_own};
@@ -49,7 +49,7 @@ pub fn change(block: &mut Fields, adds: bool) -> Result<(Change, String), ApiErr
 }
 
 /// Makes the changes, in their order.
-pub fn apply(changes: Vec<Change>, tools: &mut ToolUse, limits: &Limits) -> Result<(), ApiError> {
+pub fn apply(changes: Vec<Change>, tools: &mut ToolUse, limits: &RequestLimits) -> Result<(), ApiError> {
     let offered = tools.clone();
     for change in changes {
         match change {

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::breakpoints::{BreakpointPosition, Split};
 use super::error;
-use crate::blocks::{Blocks, Kind, Step};
+use crate::blocks::{BlockKind, BlockStep, Blocks};
 use crate::error::ApiError;
 use crate::events::{
     CONTENT_FILTER, Delta, EventSink, Finish, Finished, PromptReport, StopReason, Usage, Writer,
@@ -54,19 +54,19 @@ enum BlockDelta<'a> {
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct AnthropicMessage<'a> {
     id: String,
     r#type: &'static str,
     role: &'static str,
     model: &'a str,
     content: Vec<Block>,
     #[serde(flatten)]
-    end: End<'a>,
-    usage: Figures,
+    end: MessageEnd<'a>,
+    usage: MessageUsage,
 }
 
 #[derive(Default, Serialize)]
-struct End<'a> {
+struct MessageEnd<'a> {
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     /// What the safety callout says.
@@ -75,7 +75,7 @@ struct End<'a> {
 }
 
 #[derive(Serialize)]
-struct Figures {
+struct MessageUsage {
     input_tokens: u64,
     cache_creation_input_tokens: u64,
     cache_read_input_tokens: u64,
@@ -101,11 +101,11 @@ struct OutputDetails {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum StreamEvent<'a> {
-    MessageStart { message: Message<'a> },
+    MessageStart { message: AnthropicMessage<'a> },
     ContentBlockStart { index: u32, content_block: Block },
     ContentBlockDelta { index: u32, delta: BlockDelta<'a> },
     ContentBlockStop { index: u32 },
-    MessageDelta { delta: End<'a>, usage: Figures },
+    MessageDelta { delta: MessageEnd<'a>, usage: MessageUsage },
     MessageStop,
 }
 
@@ -141,8 +141,8 @@ impl MessageWriter {
         }
     }
 
-    fn message<'a>(&'a self, content: Vec<Block>, end: End<'a>, usage: Usage) -> Message<'a> {
-        Message {
+    fn message<'a>(&'a self, content: Vec<Block>, end: MessageEnd<'a>, usage: Usage) -> AnthropicMessage<'a> {
+        AnthropicMessage {
             id: format!("msg_{}", self.request_id),
             r#type: "message",
             role: "assistant",
@@ -153,9 +153,9 @@ impl MessageWriter {
         }
     }
 
-    fn figures(&self, usage: Usage) -> Figures {
+    fn figures(&self, usage: Usage) -> MessageUsage {
         let split = Split::new(&self.breakpoints, usage.prompt_tokens, usage.cached_tokens);
-        Figures {
+        MessageUsage {
             input_tokens: split.rest,
             cache_creation_input_tokens: split.written_5m + split.written_1h,
             cache_read_input_tokens: split.read,
@@ -171,7 +171,7 @@ impl MessageWriter {
         }
     }
 
-    fn end<'a>(&self, finish: &'a Finish) -> End<'a> {
+    fn end<'a>(&self, finish: &'a Finish) -> MessageEnd<'a> {
         let (stop_reason, stop_sequence) = match (finish.reason, &finish.stop_reason) {
             (_, Some(StopReason::Text(text))) => ("stop_sequence", Some(text.as_str())),
             ("length", _) if self.cut => ("model_context_window_exceeded", None),
@@ -180,25 +180,25 @@ impl MessageWriter {
             (CONTENT_FILTER, _) => ("refusal", None),
             _ => ("end_turn", None),
         };
-        End { stop_reason: Some(stop_reason), stop_sequence, safety: finish.safety.as_ref() }
+        MessageEnd { stop_reason: Some(stop_reason), stop_sequence, safety: finish.safety.as_ref() }
     }
 
-    fn send(&mut self, steps: Vec<Step>, events: &dyn EventSink) {
+    fn send(&mut self, steps: Vec<BlockStep>, events: &dyn EventSink) {
         for step in steps {
             let index = self.index;
             let delta = |delta| StreamEvent::ContentBlockDelta { index, delta }.send(events);
             match &step {
-                Step::Start(kind) => {
-                    self.thinking = (*kind == Kind::Thinking).then(Sha256::new);
+                BlockStep::Start(kind) => {
+                    self.thinking = (*kind == BlockKind::Thinking).then(Sha256::new);
                     StreamEvent::ContentBlockStart { index, content_block: empty(kind) }.send(events);
                 }
-                Step::Text(text) => delta(BlockDelta::Text { text }),
-                Step::Thinking(thinking) => {
+                BlockStep::Text(text) => delta(BlockDelta::Text { text }),
+                BlockStep::Thinking(thinking) => {
                     self.thinking.iter_mut().for_each(|digest| digest.update(thinking));
                     delta(BlockDelta::Thinking { thinking });
                 }
-                Step::Input(partial_json) => delta(BlockDelta::Input { partial_json }),
-                Step::Stop => {
+                BlockStep::Input(partial_json) => delta(BlockDelta::Input { partial_json }),
+                BlockStep::Stop => {
                     if let Some(mut digest) = self.thinking.take() {
                         delta(BlockDelta::Signature { signature: &signature(&mut digest) });
                     }
@@ -212,7 +212,7 @@ impl MessageWriter {
 
 impl Writer for MessageWriter {
     fn opening(&mut self, _: u32, _: &PromptReport, usage: Usage, events: &dyn EventSink) {
-        let message = self.message(Vec::new(), End::default(), usage);
+        let message = self.message(Vec::new(), MessageEnd::default(), usage);
         StreamEvent::MessageStart { message }.send(events);
     }
 
@@ -252,11 +252,11 @@ impl Writer for MessageWriter {
 }
 
 /// What a block begins as.
-fn empty(kind: &Kind) -> Block {
+fn empty(kind: &BlockKind) -> Block {
     match kind.clone() {
-        Kind::Text => Block::Text { text: String::new(), citations: None },
-        Kind::Thinking => Block::Thinking { thinking: String::new(), signature: String::new() },
-        Kind::Tool { id, name } => {
+        BlockKind::Text => Block::Text { text: String::new(), citations: None },
+        BlockKind::Thinking => Block::Thinking { thinking: String::new(), signature: String::new() },
+        BlockKind::Tool { id, name } => {
             // What other servers' clients know: their ids begin so. Some templates need theirs as they are.
             let id = id.strip_prefix("call_").map_or_else(|| id.clone(), |rest| format!("toolu_{rest}"));
             Block::ToolUse { id, name, input: json!({}) }
@@ -269,19 +269,19 @@ fn signature(digest: &mut Sha256) -> String {
 }
 
 /// The blocks that a stream's steps amount to.
-fn gathered(steps: Vec<Step>) -> Vec<Block> {
+fn gathered(steps: Vec<BlockStep>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut input = String::new();
     for step in steps {
         match (step, blocks.last_mut()) {
-            (Step::Start(kind), _) => blocks.push(empty(&kind)),
-            (Step::Text(next), Some(Block::Text { text, .. })) => text.push_str(&next),
-            (Step::Thinking(next), Some(Block::Thinking { thinking, .. })) => thinking.push_str(&next),
-            (Step::Input(next), Some(Block::ToolUse { .. })) => input.push_str(&next),
-            (Step::Stop, Some(Block::Thinking { thinking, signature: signed })) => {
+            (BlockStep::Start(kind), _) => blocks.push(empty(&kind)),
+            (BlockStep::Text(next), Some(Block::Text { text, .. })) => text.push_str(&next),
+            (BlockStep::Thinking(next), Some(Block::Thinking { thinking, .. })) => thinking.push_str(&next),
+            (BlockStep::Input(next), Some(Block::ToolUse { .. })) => input.push_str(&next),
+            (BlockStep::Stop, Some(Block::Thinking { thinking, signature: signed })) => {
                 *signed = signature(&mut Sha256::new_with_prefix(thinking.as_bytes()));
             }
-            (Step::Stop, Some(Block::ToolUse { input: parsed, .. })) => {
+            (BlockStep::Stop, Some(Block::ToolUse { input: parsed, .. })) => {
                 *parsed = arguments_object(&std::mem::take(&mut input))
             }
             _ => {}

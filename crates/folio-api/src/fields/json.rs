@@ -58,7 +58,7 @@ impl<'a> Json<'a> {
     }
 
     fn within_limits<D: Deserializer<'a, Error = Error>>(from: D) -> Result<Result<Self, Error>, ApiError> {
-        let mut reader = Reader { depth: 0, values: 0, tokens: false, exceeded: None };
+        let mut reader = ValueReader { depth: 0, values: 0, tokens: false, exceeded: None };
         let json = reader.deserialize(from);
         match reader.exceeded {
             None => Ok(json),
@@ -119,7 +119,7 @@ impl<'a> Json<'a> {
 }
 
 /// Builds a value and counts what it holds. What is moved is work.
-struct Reader {
+struct ValueReader {
     depth: usize,
     values: usize,
     /// Inside a field that may be a list of token ids, and of nothing but lists.
@@ -128,7 +128,7 @@ struct Reader {
     exceeded: Option<String>,
 }
 
-impl Reader {
+impl ValueReader {
     fn count<E: serde::de::Error>(&mut self, values: usize) -> Result<(), E> {
         self.values += values;
         work::add(size_of::<Json>());
@@ -158,7 +158,7 @@ impl Reader {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for &mut Reader {
+impl<'de> DeserializeSeed<'de> for &mut ValueReader {
     type Value = Json<'de>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json<'de>, D::Error> {
@@ -166,7 +166,7 @@ impl<'de> DeserializeSeed<'de> for &mut Reader {
     }
 }
 
-impl<'de> Visitor<'de> for &mut Reader {
+impl<'de> Visitor<'de> for &mut ValueReader {
     type Value = Json<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {

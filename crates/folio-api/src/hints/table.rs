@@ -14,7 +14,7 @@ use crate::openapi::tables::Api;
 
 /// What a hint may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum HintShape {
     Object,
     List,
     Boolean,
@@ -28,7 +28,7 @@ pub enum Shape {
     Kinds(&'static [&'static str]),
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for HintShape {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Self::Object => f.write_str("an object"),
@@ -65,7 +65,7 @@ pub struct Hint {
     pub api: Api,
     /// Into the request; `[]` behind a list.
     pub path: &'static str,
-    pub shape: Shape,
+    pub shape: HintShape,
     pub why: &'static str,
     pub sent_by: &'static str,
     /// A reader of its own turns what the chat template has for it; it is a hint where that has nothing.
@@ -88,21 +88,21 @@ impl Hint {
     /// Refuses a value that the table does not list.
     pub fn check(&self, raw: Json, path: &str) -> Result<(), ApiError> {
         let fits = match self.shape {
-            Shape::Object => matches!(raw, Json::Object(_)),
-            Shape::List => raw.is_list(),
-            Shape::Boolean => matches!(raw, Json::Bool(_)),
-            Shape::Count => parse::<u32>(raw.clone(), path).is_ok(),
-            Shape::Integer => parse::<i64>(raw.clone(), path).is_ok(),
-            Shape::Number => matches!(raw, Json::Number(_)),
-            Shape::Duration => match &raw {
+            HintShape::Object => matches!(raw, Json::Object(_)),
+            HintShape::List => raw.is_list(),
+            HintShape::Boolean => matches!(raw, Json::Bool(_)),
+            HintShape::Count => parse::<u32>(raw.clone(), path).is_ok(),
+            HintShape::Integer => parse::<i64>(raw.clone(), path).is_ok(),
+            HintShape::Number => matches!(raw, Json::Number(_)),
+            HintShape::Duration => match &raw {
                 Json::Number(_) => true,
                 Json::String(text) => is_duration(text),
                 _ => false,
             },
-            Shape::Words(words) => {
+            HintShape::Words(words) => {
                 parse::<String>(raw.clone(), path).is_ok_and(|word| words.contains(&&*word))
             }
-            Shape::Kinds(kinds) => parse::<Edits>(raw.clone(), path)
+            HintShape::Kinds(kinds) => parse::<Edits>(raw.clone(), path)
                 .is_ok_and(|list| list.edits.iter().all(|edit| kinds.contains(&&*edit.kind))),
         };
         match fits {
@@ -140,8 +140,8 @@ fn is_duration(text: &str) -> bool {
     any
 }
 
-const EFFORT: Shape = Shape::Words(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
-const VERBOSITY: Shape = Shape::Words(&["low", "medium", "high"]);
+const EFFORT: HintShape = HintShape::Words(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
+const VERBOSITY: HintShape = HintShape::Words(&["low", "medium", "high"]);
 const NO_PLACE: &str = "where the chat template has a word, a switch or a budget for it, that is turned; a model without one thinks as it does";
 const LENGTH: &str = "an answer is as long as the model makes it; nothing is cut or padded";
 const LOADED: &str = "memory, devices and threads are those that the server was started with";
@@ -149,7 +149,13 @@ const NEVER_CUT: &str = "the context is the served model's; what does not fit in
 const MIROSTAT: &str = "it belongs to mirostat, which is off";
 const CACHED: &str = "every prompt is cached, and a tenant's hits are its own";
 
-const fn row(api: Api, path: &'static str, shape: Shape, why: &'static str, sent_by: &'static str) -> Hint {
+const fn row(
+    api: Api,
+    path: &'static str,
+    shape: HintShape,
+    why: &'static str,
+    sent_by: &'static str,
+) -> Hint {
     Hint { api, path, shape, why, sent_by, honoured: false }
 }
 
@@ -157,7 +163,7 @@ const fn row(api: Api, path: &'static str, shape: Shape, why: &'static str, sent
 const fn partly(
     api: Api,
     path: &'static str,
-    shape: Shape,
+    shape: HintShape,
     why: &'static str,
     sent_by: &'static str,
 ) -> Hint {
@@ -165,19 +171,19 @@ const fn partly(
 }
 
 pub const HINTS: &[Hint] = &[
-    row(Api::Chat, "messages[].cache_control", Shape::Object, CACHED, "LiteLLM, Aider"),
-    row(Api::Chat, "messages[].content[].cache_control", Shape::Object, CACHED, "opencode, Aider"),
+    row(Api::Chat, "messages[].cache_control", HintShape::Object, CACHED, "LiteLLM, Aider"),
+    row(Api::Chat, "messages[].content[].cache_control", HintShape::Object, CACHED, "opencode, Aider"),
     row(
         Api::Chat,
         "messages[].provider_specific_fields",
-        Shape::Object,
+        HintShape::Object,
         "what a proxy noted for itself",
         "LiteLLM",
     ),
     row(
         Api::Chat,
         "messages[].reasoning_details",
-        Shape::List,
+        HintShape::List,
         "the same reasoning again; reasoning_content and reasoning are read",
         "OpenRouter's clients",
     ),
@@ -186,28 +192,28 @@ pub const HINTS: &[Hint] = &[
     row(
         Api::Messages,
         "context_management",
-        Shape::Kinds(&["clear_thinking_20251015", "clear_tool_uses_20250919"]),
+        HintShape::Kinds(&["clear_thinking_20251015", "clear_tool_uses_20250919"]),
         "the conversation is used as it is sent; nothing of it is cleared",
         "Claude Code",
     ),
     row(
         Api::Messages,
         "diagnostics",
-        Shape::Object,
+        HintShape::Object,
         "usage and /metrics tell what was cached",
         "Claude Code",
     ),
     row(
         Api::Messages,
         "fallbacks",
-        Shape::List,
+        HintShape::List,
         "there is one model, so none is fallen back to",
         "Claude Code",
     ),
     row(
         Api::Messages,
         "messages[].output_config",
-        Shape::Object,
+        HintShape::Object,
         "the request's own output_config says how much to think",
         "Claude Code",
     ),
@@ -215,29 +221,29 @@ pub const HINTS: &[Hint] = &[
     row(
         Api::Messages,
         "output_config.task_budget",
-        Shape::Object,
+        HintShape::Object,
         "advice to a model that was trained for it; max_tokens is the limit",
         "Claude Code",
     ),
     partly(
         Api::Messages,
         "thinking",
-        Shape::Object,
+        HintShape::Object,
         "with a model that is not known to think, enabled and adaptive ask for nothing it could do",
         "Claude Code",
     ),
-    row(Api::Responses, "client_metadata", Shape::Object, "notes of the client's own", "codex"),
+    row(Api::Responses, "client_metadata", HintShape::Object, "notes of the client's own", "codex"),
     partly(
         Api::Responses,
         "include",
-        Shape::List,
+        HintShape::List,
         "parts of results of built-in tools, of which there are none; reasoning.encrypted_content is honoured",
         "codex, the Agents SDK",
     ),
     row(
         Api::Responses,
         "max_tool_calls",
-        Shape::Count,
+        HintShape::Count,
         "it limits built-in tools, and there are none",
         "OpenAI's SDKs",
     ),
@@ -245,7 +251,7 @@ pub const HINTS: &[Hint] = &[
     partly(
         Api::Responses,
         "reasoning.summary",
-        Shape::Words(&["auto", "concise", "detailed", "none"]),
+        HintShape::Words(&["auto", "concise", "detailed", "none"]),
         "reasoning is told as it is, which is more than a summary",
         "codex",
     ),
@@ -253,30 +259,36 @@ pub const HINTS: &[Hint] = &[
     row(
         Api::Ollama,
         "keep_alive",
-        Shape::Duration,
+        HintShape::Duration,
         "the model stays loaded as long as the server runs",
         "Ollama's SDKs, Open WebUI",
     ),
-    row(Api::Ollama, "options.f16_kv", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.f16_kv", HintShape::Boolean, LOADED, "Ollama's SDKs"),
     row(
         Api::Ollama,
         "options.logits_all",
-        Shape::Boolean,
+        HintShape::Boolean,
         "log probabilities are asked for with logprobs",
         "Ollama's SDKs",
     ),
-    row(Api::Ollama, "options.low_vram", Shape::Boolean, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.main_gpu", Shape::Integer, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.mirostat_eta", Shape::Number, MIROSTAT, "Ollama's SDKs"),
-    row(Api::Ollama, "options.mirostat_tau", Shape::Number, MIROSTAT, "Ollama's SDKs"),
-    row(Api::Ollama, "options.num_batch", Shape::Integer, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.num_ctx", Shape::Integer, NEVER_CUT, "Ollama's SDKs, Open WebUI, LangChain"),
-    row(Api::Ollama, "options.num_gpu", Shape::Integer, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.num_keep", Shape::Integer, NEVER_CUT, "Ollama's SDKs"),
-    row(Api::Ollama, "options.num_thread", Shape::Integer, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.numa", Shape::Boolean, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.use_mlock", Shape::Boolean, LOADED, "Ollama's SDKs"),
-    row(Api::Ollama, "options.use_mmap", Shape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.low_vram", HintShape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.main_gpu", HintShape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.mirostat_eta", HintShape::Number, MIROSTAT, "Ollama's SDKs"),
+    row(Api::Ollama, "options.mirostat_tau", HintShape::Number, MIROSTAT, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_batch", HintShape::Integer, LOADED, "Ollama's SDKs"),
+    row(
+        Api::Ollama,
+        "options.num_ctx",
+        HintShape::Integer,
+        NEVER_CUT,
+        "Ollama's SDKs, Open WebUI, LangChain",
+    ),
+    row(Api::Ollama, "options.num_gpu", HintShape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_keep", HintShape::Integer, NEVER_CUT, "Ollama's SDKs"),
+    row(Api::Ollama, "options.num_thread", HintShape::Integer, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.numa", HintShape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.use_mlock", HintShape::Boolean, LOADED, "Ollama's SDKs"),
+    row(Api::Ollama, "options.use_mmap", HintShape::Boolean, LOADED, "Ollama's SDKs"),
     partly(Api::Ollama, "think", EFFORT, NO_PLACE, "Ollama's SDKs"),
 ];
 

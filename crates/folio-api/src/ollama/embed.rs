@@ -6,36 +6,54 @@ use crate::context::Context;
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::hints::{Api, Hints};
-use crate::openai::completions::{Prompt, Prompts};
-use crate::openai::embeddings::{Form, Request, VectorShape, check_makes, inputs};
+use crate::openai::completions::{PromptInput, PromptInputs};
+use crate::openai::embeddings::{EmbeddingsRequest, VectorForm, VectorShape, check_makes, inputs};
 use crate::openapi::ollama::{EMBED, EMBEDDINGS};
 use crate::params::{Generation, Sampling};
 
 const INPUT: &str = "input";
 
 /// Reads a request to `/api/embed`. `can`: why the model makes no vectors, if it makes none.
-pub fn embed(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Request, ApiError> {
+pub fn embed(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<EmbeddingsRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let hints = begin(&mut fields, context, can)?;
     let dimensions = fields.take("dimensions")?;
     let dimensions = within(&fields, "dimensions", dimensions, (1, context.model.hidden as usize))?;
     let cut = fields.take("truncate")?.unwrap_or(true);
-    let given: Prompts = fields.require(INPUT)?;
+    let given: PromptInputs = fields.require(INPUT)?;
     let notes = hints.close(fields, &EMBED)?;
     let inputs = inputs(given, INPUT, context)?;
-    let form = Form { shape: VectorShape::Rows, dimensions };
-    Ok(Request { generation: Generation::new(Sampling::greedy()), param: INPUT, inputs, cut, form, notes })
+    let form = VectorForm { shape: VectorShape::Rows, dimensions };
+    Ok(EmbeddingsRequest {
+        generation: Generation::new(Sampling::greedy()),
+        param: INPUT,
+        inputs,
+        cut,
+        form,
+        notes,
+    })
 }
 
 /// Reads a request to `/api/embeddings`.
-pub fn embeddings(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Request, ApiError> {
+pub fn embeddings(
+    body: &[u8],
+    context: &Context,
+    can: Result<(), &str>,
+) -> Result<EmbeddingsRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let hints = begin(&mut fields, context, can)?;
     let param = "prompt";
-    let inputs = vec![Prompt::Text(fields.require(param)?)];
+    let inputs = vec![PromptInput::Text(fields.require(param)?)];
     let notes = hints.close(fields, &EMBEDDINGS)?;
-    let form = Form { shape: VectorShape::Row, dimensions: None };
-    Ok(Request { generation: Generation::new(Sampling::greedy()), param, inputs, cut: true, form, notes })
+    let form = VectorForm { shape: VectorShape::Row, dimensions: None };
+    Ok(EmbeddingsRequest {
+        generation: Generation::new(Sampling::greedy()),
+        param,
+        inputs,
+        cut: true,
+        form,
+        notes,
+    })
 }
 
 /// Takes what both have in common. Nothing is sampled, so options are read for their mistakes alone.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::error::{ApiError, PARAM_CHARS, shortened};
 
 #[derive(Serialize)]
-struct Refusal<'a> {
+struct OllamaError<'a> {
     error: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     param: Option<&'a str>,
@@ -16,7 +16,7 @@ struct Refusal<'a> {
 /// The body, and the line that ends a stream.
 pub fn to_json(error: &ApiError) -> String {
     let param = error.param.as_deref().map(|param| shortened(param, PARAM_CHARS));
-    let refusal = Refusal { error: error.told(), param: param.as_deref(), code: error.code };
+    let refusal = OllamaError { error: error.told(), param: param.as_deref(), code: error.code };
     serde_json::to_string(&refusal).expect("strings always serialize")
 }
 

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde_json::{Map, Value, json};
 
-use crate::context::Limits;
+use crate::context::RequestLimits;
 use crate::error::ApiError;
 use crate::fields::{Fields, Json};
 use crate::hints::Hints;
@@ -22,7 +22,11 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// Takes `messages`; there may be none.
-pub(super) fn read(fields: &mut Fields, limits: &Limits, hints: &mut Hints) -> Result<Vec<Value>, ApiError> {
+pub(super) fn read(
+    fields: &mut Fields,
+    limits: &RequestLimits,
+    hints: &mut Hints,
+) -> Result<Vec<Value>, ApiError> {
     let list = fields.list("messages")?.unwrap_or_default();
     if list.len() > limits.messages {
         let message = format!("'messages' has {} entries; the limit is {}.", list.len(), limits.messages);

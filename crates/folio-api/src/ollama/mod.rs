@@ -14,7 +14,7 @@ mod request;
 mod writer;
 
 pub use models::{check_model, is_named, pulled, shown, tagged};
-pub use request::{PromptSource, Request, chat, generate};
+pub use request::{OllamaRequest, PromptSource, chat, generate};
 pub use writer::LineWriter;
 
 /// The version of Ollama whose API this is: its clients ask before they use what older ones did not have.

@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 use super::models::check_model;
 use super::{messages, options};
 use crate::constraint::Constraint;
-use crate::context::{Context, Limits};
+use crate::context::{Context, RequestLimits};
 use crate::conversation::Conversation;
 use crate::effort::Thinking;
 use crate::error::ApiError;
 use crate::fields::{Fields, Json};
 use crate::hints::{Api, Hints, Notes};
-use crate::openai::chat::{Budget, logprobs};
+use crate::openai::chat::{ReasoningBudget, logprobs};
 use crate::openapi::ollama::{CHAT, GENERATE};
 use crate::params::{Generation, StreamOptions, only};
 use crate::tools::{self, Dialect, ToolUse};
@@ -32,7 +32,7 @@ pub enum PromptSource {
 
 /// A request for an answer.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct OllamaRequest {
     pub generation: Generation,
     pub prompt: PromptSource,
     /// A conversation that is too long loses its oldest turns.
@@ -53,13 +53,13 @@ enum Think {
 struct ThinkFields {
     shown: bool,
     kwargs: Map<String, Value>,
-    budget: Budget,
+    budget: ReasoningBudget,
     /// It asks for some.
     wanted: bool,
 }
 
 /// Reads a request to `/api/chat`.
-pub fn chat(body: &[u8], context: &Context) -> Result<Request, ApiError> {
+pub fn chat(body: &[u8], context: &Context) -> Result<OllamaRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&context.hints, Api::Ollama);
     let mut generation = generation(&mut fields, context, &mut hints)?;
@@ -77,11 +77,11 @@ pub fn chat(body: &[u8], context: &Context) -> Result<Request, ApiError> {
             PromptSource::Conversation(conversation.into())
         }
     };
-    Ok(Request { generation, prompt, truncates, include_reasoning: think.shown, notes })
+    Ok(OllamaRequest { generation, prompt, truncates, include_reasoning: think.shown, notes })
 }
 
 /// Reads a request to `/api/generate`.
-pub fn generate(body: &[u8], context: &Context) -> Result<Request, ApiError> {
+pub fn generate(body: &[u8], context: &Context) -> Result<OllamaRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&context.hints, Api::Ollama);
     let mut generation = generation(&mut fields, context, &mut hints)?;
@@ -116,7 +116,7 @@ pub fn generate(body: &[u8], context: &Context) -> Result<Request, ApiError> {
             PromptSource::Conversation(conversation(messages, ToolUse::default(), think.kwargs).into())
         }
     };
-    Ok(Request { generation, prompt, truncates: false, include_reasoning: think.shown, notes })
+    Ok(OllamaRequest { generation, prompt, truncates: false, include_reasoning: think.shown, notes })
 }
 
 /// A last message of the assistant is the beginning of the answer.
@@ -141,7 +141,7 @@ fn generation(fields: &mut Fields, context: &Context, hints: &mut Hints) -> Resu
 }
 
 /// JSON, or what a schema allows.
-fn format(fields: &mut Fields, limits: &Limits) -> Result<Option<Constraint>, ApiError> {
+fn format(fields: &mut Fields, limits: &RequestLimits) -> Result<Option<Constraint>, ApiError> {
     match fields.raw(FORMAT) {
         None => Ok(None),
         Some(Json::String(word)) if word.is_empty() => Ok(None),

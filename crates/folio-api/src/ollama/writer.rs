@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::error;
 use crate::error::ApiError;
 use crate::events::{Delta, EventSink, Finish, Finished, Framing, PromptReport, Times, Usage, Writer};
-use crate::openai::writer::{ChatToken, Kind, chat_tokens};
+use crate::openai::writer::{ChatToken, CompletionKind, chat_tokens};
 use crate::params::Generation;
 use crate::tools::arguments_object;
 
@@ -26,7 +26,7 @@ const LOADED: &str = "load";
 /// Writes one answer.
 pub struct LineWriter {
     /// Of `/api/chat`, or of `/api/generate`.
-    kind: Kind,
+    kind: CompletionKind,
     model: String,
     created_at: String,
     tokenizer: Arc<Tokenizer>,
@@ -74,8 +74,8 @@ impl GatheredCalls {
         self.complete.extend(self.open.take());
     }
 
-    fn told(&mut self) -> Vec<ToolCall> {
-        let told = |call: Call| ToolCall {
+    fn told(&mut self) -> Vec<OllamaToolCall> {
+        let told = |call: Call| OllamaToolCall {
             id: call.id,
             function: Function {
                 index: call.index,
@@ -88,7 +88,7 @@ impl GatheredCalls {
 }
 
 #[derive(Serialize)]
-struct ToolCall {
+struct OllamaToolCall {
     id: String,
     function: Function,
 }
@@ -101,7 +101,7 @@ struct Function {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct AnswerLine<'a> {
     model: &'a str,
     created_at: &'a str,
     #[serde(flatten)]
@@ -115,14 +115,14 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     safety: Option<&'a Value>,
     #[serde(flatten)]
-    figures: Option<Figures>,
+    figures: Option<LineFigures>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Said<'a> {
     Message {
-        message: Message<'a>,
+        message: OllamaMessage<'a>,
     },
     Response {
         response: Cow<'a, str>,
@@ -132,18 +132,18 @@ enum Said<'a> {
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct OllamaMessage<'a> {
     role: &'static str,
     content: Cow<'a, str>,
     #[serde(skip_serializing_if = "str::is_empty")]
     thinking: Cow<'a, str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall>,
+    tool_calls: Vec<OllamaToolCall>,
 }
 
 /// Durations in nanoseconds.
 #[derive(Serialize)]
-struct Figures {
+struct LineFigures {
     total_duration: u64,
     load_duration: u64,
     prompt_eval_count: u64,
@@ -152,7 +152,7 @@ struct Figures {
     eval_duration: u64,
 }
 
-impl From<Usage> for Figures {
+impl From<Usage> for LineFigures {
     fn from(usage: Usage) -> Self {
         let Times { total, prompt, answer } = usage.times;
         let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
@@ -168,7 +168,12 @@ impl From<Usage> for Figures {
 }
 
 impl LineWriter {
-    pub fn new(kind: Kind, model: &str, tokenizer: Arc<Tokenizer>, generation: &Generation) -> Self {
+    pub fn new(
+        kind: CompletionKind,
+        model: &str,
+        tokenizer: Arc<Tokenizer>,
+        generation: &Generation,
+    ) -> Self {
         Self {
             kind,
             model: model.to_owned(),
@@ -180,16 +185,16 @@ impl LineWriter {
         }
     }
 
-    fn line<'a>(&'a self, delta: &'a Delta, tool_calls: Vec<ToolCall>) -> Line<'a> {
+    fn line<'a>(&'a self, delta: &'a Delta, tool_calls: Vec<OllamaToolCall>) -> AnswerLine<'a> {
         let (content, thinking) = (delta.content(), delta.reasoning());
         let said = match self.kind {
-            Kind::Chat => {
-                Said::Message { message: Message { role: "assistant", content, thinking, tool_calls } }
+            CompletionKind::Chat => {
+                Said::Message { message: OllamaMessage { role: "assistant", content, thinking, tool_calls } }
             }
-            Kind::Completion => Said::Response { response: content, thinking },
+            CompletionKind::Completion => Said::Response { response: content, thinking },
         };
         let logprobs = self.logprobs.map(|wanted| chat_tokens(&self.tokenizer, &delta.scored, wanted));
-        Line {
+        AnswerLine {
             model: &self.model,
             created_at: &self.created_at,
             said,
@@ -202,7 +207,7 @@ impl LineWriter {
     }
 
     /// The end of an answer, behind the last of it. Where nothing was asked there are no figures.
-    fn end<'a>(&'a self, last: Line<'a>, finish: Option<&'a Finish>, usage: Usage) -> Line<'a> {
+    fn end<'a>(&'a self, last: AnswerLine<'a>, finish: Option<&'a Finish>, usage: Usage) -> AnswerLine<'a> {
         let done_reason = match finish.map(|finish| finish.reason) {
             None => LOADED,
             // GatheredCalls are no reason of their own.
@@ -211,7 +216,7 @@ impl LineWriter {
         };
         let safety = finish.and_then(|finish| finish.safety.as_ref());
         let figures = finish.map(|_| usage.into());
-        Line { done: true, done_reason: Some(done_reason), safety, figures, ..last }
+        AnswerLine { done: true, done_reason: Some(done_reason), safety, figures, ..last }
     }
 }
 

@@ -29,14 +29,14 @@ pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
 }
 
 /// Tokens of reasoning that an effort stands for, and the field that says so.
-pub type Budget = Option<(u32, &'static str)>;
+pub type ReasoningBudget = Option<(u32, &'static str)>;
 
 /// Takes the fields that a prompt is made of.
 pub fn conversation(
     fields: &mut Fields,
     context: &Context,
     hints: &mut Hints,
-) -> Result<(Conversation, Budget), ApiError> {
+) -> Result<(Conversation, ReasoningBudget), ApiError> {
     let messages = messages::read(fields, &context.limits, hints)?;
     let tools = tools::read(fields, Dialect::Chat, &context.limits, &mut |_, _| Ok(()))?;
     let continue_final = fields.take("continue_final_message")?.unwrap_or(false);

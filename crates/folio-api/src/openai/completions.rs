@@ -15,16 +15,16 @@ use crate::params::Generation;
 const MAX_TOKENS: u32 = 16;
 
 /// What to go on with, and how.
-pub struct Request {
+pub struct CompletionsRequest {
     pub generation: Generation,
-    pub prompts: Vec<Prompt>,
+    pub prompts: Vec<PromptInput>,
     /// The prompt's own log probabilities are part of the answer's.
     pub echo_logprobs: bool,
     pub notes: Notes,
 }
 
 /// Reads a request.
-pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
+pub fn read(body: &[u8], context: &Context) -> Result<CompletionsRequest, ApiError> {
     let limits = &context.limits;
     let mut fields = Fields::of_body(body)?;
     let hints = Hints::new(&context.hints, Api::Completions);
@@ -37,7 +37,7 @@ pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
     if fields.take::<&str>("suffix").map_or(true, |suffix| suffix.is_some_and(|suffix| !suffix.is_empty())) {
         return Err(ApiError::unsupported("suffix", "the model only continues text"));
     }
-    let prompts: Prompts = fields.require("prompt")?;
+    let prompts: PromptInputs = fields.require("prompt")?;
     let notes = hints.close(fields, &COMPLETION)?;
     let echo_logprobs = generation.echo && generation.sampling.logprobs.is_some();
     if echo_logprobs {
@@ -51,12 +51,13 @@ pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
             format!("'n' is {n} for {prompts} prompts; the limit is {limit} choices in one request.");
         return Err(ApiError::invalid("n", message));
     }
-    let ids =
-        prompts.iter().filter_map(|prompt| if let Prompt::Tokens(ids) = prompt { Some(ids) } else { None });
+    let ids = prompts
+        .iter()
+        .filter_map(|prompt| if let PromptInput::Tokens(ids) = prompt { Some(ids) } else { None });
     for ids in ids {
         context.model.check_token_ids(ids, "prompt")?;
     }
-    Ok(Request { generation, prompts, echo_logprobs, notes })
+    Ok(CompletionsRequest { generation, prompts, echo_logprobs, notes })
 }
 
 fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
@@ -69,25 +70,25 @@ fn best_of(fields: &mut Fields, n: u32) -> Result<(), ApiError> {
 }
 
 /// One prompt.
-pub enum Prompt {
+pub enum PromptInput {
     Text(String),
     Tokens(Vec<u32>),
 }
 
 /// The `prompt` field: text, token ids, or a list of either. Read without an intermediate tree.
-pub enum Prompts {
-    One(Prompt),
+pub enum PromptInputs {
+    One(PromptInput),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<u32>>),
 }
 
-impl Prompts {
+impl PromptInputs {
     /// At most `limit` of them; `param` names the field.
-    pub fn into_list(self, limit: usize, param: &str) -> Result<Vec<Prompt>, ApiError> {
-        let list: Vec<Prompt> = match self {
+    pub fn into_list(self, limit: usize, param: &str) -> Result<Vec<PromptInput>, ApiError> {
+        let list: Vec<PromptInput> = match self {
             Self::One(prompt) => vec![prompt],
-            Self::Texts(list) => list.into_iter().map(Prompt::Text).collect(),
-            Self::TokenLists(list) => list.into_iter().map(Prompt::Tokens).collect(),
+            Self::Texts(list) => list.into_iter().map(PromptInput::Text).collect(),
+            Self::TokenLists(list) => list.into_iter().map(PromptInput::Tokens).collect(),
         };
         if list.len() > limit {
             let message = format!("'{param}' has {} prompts; the limit is {limit}.", list.len());
@@ -134,18 +135,18 @@ impl<'de> Deserialize<'de> for Element {
     }
 }
 
-impl<'de> Deserialize<'de> for Prompts {
+impl<'de> Deserialize<'de> for PromptInputs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct PromptsVisitor;
         impl<'de> Visitor<'de> for PromptsVisitor {
-            type Value = Prompts;
+            type Value = PromptInputs;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str(EXPECTED)
             }
-            fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
-                Ok(Prompts::One(Prompt::Text(text.to_owned())))
+            fn visit_str<E: Error>(self, text: &str) -> Result<PromptInputs, E> {
+                Ok(PromptInputs::One(PromptInput::Text(text.to_owned())))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Prompts, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptInputs, A::Error> {
                 let mixed = || A::Error::custom("the prompts are of different kinds");
                 match seq.next_element()? {
                     None => Err(A::Error::custom("the array of prompts is empty")),
@@ -155,7 +156,7 @@ impl<'de> Deserialize<'de> for Prompts {
                             let Element::Token(id) = element else { return Err(mixed()) };
                             tokens.push(id);
                         }
-                        Ok(Prompts::One(Prompt::Tokens(tokens)))
+                        Ok(PromptInputs::One(PromptInput::Tokens(tokens)))
                     }
                     Some(Element::Text(first)) => {
                         let mut texts = vec![first];
@@ -163,7 +164,7 @@ impl<'de> Deserialize<'de> for Prompts {
                             let Element::Text(text) = element else { return Err(mixed()) };
                             texts.push(text);
                         }
-                        Ok(Prompts::Texts(texts))
+                        Ok(PromptInputs::Texts(texts))
                     }
                     Some(Element::Tokens(first)) => {
                         let mut lists = vec![first];
@@ -171,7 +172,7 @@ impl<'de> Deserialize<'de> for Prompts {
                             let Element::Tokens(tokens) = element else { return Err(mixed()) };
                             lists.push(tokens);
                         }
-                        Ok(Prompts::TokenLists(lists))
+                        Ok(PromptInputs::TokenLists(lists))
                     }
                 }
             }

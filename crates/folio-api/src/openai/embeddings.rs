@@ -5,27 +5,27 @@ use crate::error::ApiError;
 use crate::fields::{Fields, within};
 use crate::hints::{Api, Hints, Notes};
 use crate::labels;
-use crate::openai::completions::{Prompt, Prompts};
+use crate::openai::completions::{PromptInput, PromptInputs};
 use crate::openapi::tables::EMBEDDING;
 use crate::params::Generation;
 
 const INPUT: &str = "input";
 
 /// Texts or token ids, and what their vectors are to be like.
-pub struct Request {
+pub struct EmbeddingsRequest {
     pub generation: Generation,
     /// The field of the inputs.
     pub param: &'static str,
-    pub inputs: Vec<Prompt>,
+    pub inputs: Vec<PromptInput>,
     /// What is longer than the context loses its end.
     pub cut: bool,
-    pub form: Form,
+    pub form: VectorForm,
     pub notes: Notes,
 }
 
 /// How vectors are written.
 #[derive(Clone, Copy)]
-pub struct Form {
+pub struct VectorForm {
     pub shape: VectorShape,
     pub dimensions: Option<usize>,
 }
@@ -50,10 +50,10 @@ pub fn check_makes(can: Result<(), &str>) -> Result<(), ApiError> {
 }
 
 /// The inputs, which the field `param` has.
-pub fn inputs(given: Prompts, param: &str, context: &Context) -> Result<Vec<Prompt>, ApiError> {
+pub fn inputs(given: PromptInputs, param: &str, context: &Context) -> Result<Vec<PromptInput>, ApiError> {
     let inputs = given.into_list(context.limits.embedding_inputs, param)?;
     let ids =
-        inputs.iter().filter_map(|input| if let Prompt::Tokens(ids) = input { Some(ids) } else { None });
+        inputs.iter().filter_map(|input| if let PromptInput::Tokens(ids) = input { Some(ids) } else { None });
     for ids in ids {
         context.model.check_token_ids(ids, param)?;
     }
@@ -61,7 +61,7 @@ pub fn inputs(given: Prompts, param: &str, context: &Context) -> Result<Vec<Prom
 }
 
 /// Reads a request. `can`: why the model makes no vectors, if it makes none.
-pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Request, ApiError> {
+pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<EmbeddingsRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
     context.check_model(&mut fields)?;
     check_makes(can)?;
@@ -77,9 +77,9 @@ pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<Req
     };
     let dimensions = fields.take("dimensions")?;
     let dimensions = within(&fields, "dimensions", dimensions, (1, context.model.hidden as usize))?;
-    let given: Prompts = fields.require(INPUT)?;
+    let given: PromptInputs = fields.require(INPUT)?;
     let notes = Hints::new(&context.hints, Api::Embeddings).close(fields, &EMBEDDING)?;
     let inputs = inputs(given, INPUT, context)?;
-    let form = Form { shape: VectorShape::Objects { base64 }, dimensions };
-    Ok(Request { generation, param: INPUT, inputs, cut: false, form, notes })
+    let form = VectorForm { shape: VectorShape::Objects { base64 }, dimensions };
+    Ok(EmbeddingsRequest { generation, param: INPUT, inputs, cut: false, form, notes })
 }

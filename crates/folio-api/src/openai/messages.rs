@@ -8,7 +8,7 @@ use folio_text::TemplateTools;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::context::Limits;
+use crate::context::RequestLimits;
 use crate::error::ApiError;
 use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
@@ -25,7 +25,7 @@ const NOT_IN_MESSAGES: &[(&str, &str)] = &[
 ];
 
 /// Reads and checks the `messages` field.
-pub fn read(fields: &mut Fields, limits: &Limits, hints: &mut Hints) -> Result<Vec<Value>, ApiError> {
+pub fn read(fields: &mut Fields, limits: &RequestLimits, hints: &mut Hints) -> Result<Vec<Value>, ApiError> {
     let list = fields.require_list("messages")?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "'messages' is empty; give at least one message."));

@@ -21,14 +21,14 @@ use crate::params::{Generation, StreamOptions};
 const UNLIKELY: f32 = -9999.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CompletionKind {
     Chat,
     Completion,
 }
 
 /// What all objects of one response have in common.
 pub struct CompletionWriter {
-    pub kind: Kind,
+    pub kind: CompletionKind,
     pub id: String,
     pub created: u64,
     pub model: String,
@@ -60,7 +60,7 @@ impl Serialize for PromptLogprobs {
 }
 
 #[derive(Serialize)]
-struct Envelope<'a, C> {
+struct ResponseEnvelope<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -69,7 +69,7 @@ struct Envelope<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageFigures>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    metrics: Option<Metrics>,
+    metrics: Option<ResponseMetrics>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,7 +100,7 @@ struct CompletionDetails {
 
 /// vLLM's `metrics` of a response, of whoever asked for drafts: as many as are verified hangs on what else runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Metrics {
+struct ResponseMetrics {
     speculative_decoding: DraftFigures,
 }
 
@@ -116,7 +116,7 @@ struct DraftFigures {
     mean_acceptance_length: f64,
 }
 
-impl From<Predicted> for Metrics {
+impl From<Predicted> for ResponseMetrics {
     fn from(Predicted { drafter, steps, accepted, rejected }: Predicted) -> Self {
         let drafts = accepted + rejected;
         let per = |of: u64| accepted as f64 / of.max(1) as f64;
@@ -160,7 +160,7 @@ impl From<Usage> for UsageFigures {
 struct ChatChoice<'a> {
     index: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<Message<'a>>,
+    message: Option<ChatMessage<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     delta: Option<MessageDelta<'a>>,
     logprobs: Option<ChatLogprobs>,
@@ -175,7 +175,7 @@ struct ChatChoice<'a> {
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct ChatMessage<'a> {
     role: &'static str,
     /// `null` where there is none but reasoning or calls.
     content: Option<Cow<'a, str>>,
@@ -183,7 +183,7 @@ struct Message<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall<'a>>,
+    tool_calls: Vec<ChatToolCall<'a>>,
 }
 
 #[derive(Default, Serialize)]
@@ -195,12 +195,12 @@ struct MessageDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall<'a>>,
+    tool_calls: Vec<ChatToolCall<'a>>,
 }
 
 /// A call, or in a stream more of one.
 #[derive(Serialize)]
-struct ToolCall<'a> {
+struct ChatToolCall<'a> {
     /// In streams.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<u32>,
@@ -219,8 +219,8 @@ struct FunctionCall<'a> {
 }
 
 /// Ascending by index; one entry for each call.
-fn calls(delta: &Delta, streamed: bool) -> Vec<ToolCall<'_>> {
-    let mut calls: Vec<(u32, ToolCall)> = Vec::new();
+fn calls(delta: &Delta, streamed: bool) -> Vec<ChatToolCall<'_>> {
+    let mut calls: Vec<(u32, ChatToolCall)> = Vec::new();
     for piece in &delta.pieces {
         let (at, begun, arguments) = match piece {
             OutputEvent::CallStarted { index, id, name } => (*index, Some((id.as_str(), name.as_str())), ""),
@@ -233,7 +233,7 @@ fn calls(delta: &Delta, streamed: bool) -> Vec<ToolCall<'_>> {
                 let (id, name) = begun.unzip();
                 let function = FunctionCall { name, arguments: arguments.to_owned() };
                 let index = streamed.then_some(at);
-                calls.push((at, ToolCall { index, id, r#type: id.map(|_| "function"), function }));
+                calls.push((at, ChatToolCall { index, id, r#type: id.map(|_| "function"), function }));
             }
         }
     }
@@ -318,13 +318,13 @@ struct CompletionLogprobs {
 impl CompletionWriter {
     /// The whole response.
     pub fn whole(&self, choices: &[Finished], usage: Usage) -> String {
-        let metrics = usage.predicted.map(Metrics::from);
+        let metrics = usage.predicted.map(ResponseMetrics::from);
         let usage = Some(Some(usage.into()));
         match self.kind {
-            Kind::Chat => {
+            CompletionKind::Chat => {
                 let prompt = choices.first().and_then(|choice| choice.prompt.as_ref());
                 let list = choices.iter().map(|choice| self.chat_choice(choice)).collect();
-                let envelope = Envelope {
+                let envelope = ResponseEnvelope {
                     metrics,
                     prompt_token_ids: prompt.and_then(|prompt| self.prompt_token_ids(&prompt.tokens)),
                     prompt_logprobs: prompt.and_then(|prompt| self.prompt_logprobs(prompt)),
@@ -332,17 +332,17 @@ impl CompletionWriter {
                 };
                 to_json(&envelope)
             }
-            Kind::Completion => {
+            CompletionKind::Completion => {
                 let list = choices
                     .iter()
                     .map(|c| self.completion_choice(c.index, &c.delta, Some(&c.finish), c.prompt.as_ref()))
                     .collect();
-                to_json(&Envelope { metrics, ..self.envelope("text_completion", list, usage) })
+                to_json(&ResponseEnvelope { metrics, ..self.envelope("text_completion", list, usage) })
             }
         }
     }
 
-    /// A chunk with text of one choice, or its end. `usage`: see [`Envelope::usage`]; `None` leaves the field out.
+    /// A chunk with text of one choice, or its end. `usage`: see [`ResponseEnvelope::usage`]; `None` leaves the field out.
     pub fn chunk(
         &self,
         index: u32,
@@ -351,7 +351,7 @@ impl CompletionWriter {
         usage: Option<Option<UsageFigures>>,
     ) -> String {
         match self.kind {
-            Kind::Chat => {
+            CompletionKind::Chat => {
                 let part = MessageDelta {
                     role: None,
                     content: some(delta.content()),
@@ -370,7 +370,7 @@ impl CompletionWriter {
                 };
                 to_json(&self.envelope("chat.completion.chunk", vec![choice], usage))
             }
-            Kind::Completion => {
+            CompletionKind::Completion => {
                 let choice = self.completion_choice(index, delta, finish, None);
                 to_json(&self.envelope("text_completion", vec![choice], usage))
             }
@@ -381,7 +381,7 @@ impl CompletionWriter {
     pub fn opening(&self, index: u32, prompt: &[u32], usage: Option<Option<UsageFigures>>) -> Option<String> {
         let prompt_token_ids = self.prompt_token_ids(prompt);
         match self.kind {
-            Kind::Chat => {
+            CompletionKind::Chat => {
                 let choice = ChatChoice {
                     index,
                     message: None,
@@ -397,9 +397,9 @@ impl CompletionWriter {
                     safety: None,
                 };
                 let envelope = self.envelope("chat.completion.chunk", vec![choice], usage);
-                Some(to_json(&Envelope { prompt_token_ids, ..envelope }))
+                Some(to_json(&ResponseEnvelope { prompt_token_ids, ..envelope }))
             }
-            Kind::Completion => {
+            CompletionKind::Completion => {
                 let ids = prompt_token_ids?;
                 let nothing = Delta::default();
                 let choice = self.completion_choice(index, &nothing, None, None);
@@ -412,11 +412,14 @@ impl CompletionWriter {
     /// The last chunk when usage was asked for: no choices.
     pub fn usage_chunk(&self, usage: Usage) -> String {
         let object = match self.kind {
-            Kind::Chat => "chat.completion.chunk",
-            Kind::Completion => "text_completion",
+            CompletionKind::Chat => "chat.completion.chunk",
+            CompletionKind::Completion => "text_completion",
         };
-        let metrics = usage.predicted.map(Metrics::from);
-        to_json(&Envelope { metrics, ..self.envelope::<()>(object, Vec::new(), Some(Some(usage.into()))) })
+        let metrics = usage.predicted.map(ResponseMetrics::from);
+        to_json(&ResponseEnvelope {
+            metrics,
+            ..self.envelope::<()>(object, Vec::new(), Some(Some(usage.into())))
+        })
     }
 
     /// vLLM's `prompt_logprobs`: nothing for the first token.
@@ -448,8 +451,8 @@ impl CompletionWriter {
         object: &'static str,
         choices: Vec<C>,
         usage: Option<Option<UsageFigures>>,
-    ) -> Envelope<'_, C> {
-        Envelope {
+    ) -> ResponseEnvelope<'_, C> {
+        ResponseEnvelope {
             id: &self.id,
             object,
             created: self.created,
@@ -465,7 +468,7 @@ impl CompletionWriter {
     fn chat_choice<'a>(&'a self, choice: &'a Finished) -> ChatChoice<'a> {
         let (text, reasoning_content) = (choice.delta.content(), some(choice.delta.reasoning()));
         let tool_calls = calls(&choice.delta, false);
-        let message = Message {
+        let message = ChatMessage {
             role: "assistant",
             content: if reasoning_content.is_none() && tool_calls.is_empty() {
                 Some(text)
@@ -557,15 +560,15 @@ impl CompletionWriter {
 impl CompletionWriter {
     /// The frame of a response to one request.
     pub fn new(
-        kind: Kind,
+        kind: CompletionKind,
         id: &str,
         model: &str,
         tokenizer: Arc<Tokenizer>,
         generation: &Generation,
     ) -> Self {
         let prefix = match kind {
-            Kind::Chat => "chatcmpl",
-            Kind::Completion => "cmpl",
+            CompletionKind::Chat => "chatcmpl",
+            CompletionKind::Completion => "cmpl",
         };
         Self {
             kind,

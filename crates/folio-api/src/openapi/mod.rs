@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use crate::hints::HINTS;
-use tables::{Body, Field, OPEN, ROUTES, Reply, Route, UPLOAD};
+use tables::{Body, Field, OPEN, ROUTES, ReplyKind, Route, UPLOAD};
 
 /// Statuses of refusals, by who can meet them.
 const REFUSALS: &[(u16, &str)] = &[
@@ -103,14 +103,14 @@ fn operation(route: &Route) -> Value {
     operation
 }
 
-fn content(reply: Reply) -> Value {
+fn content(reply: ReplyKind) -> Value {
     match reply {
-        Reply::List => json!({"application/json": {"schema": {"type": "array"}}}),
-        Reply::Text(kind) => {
+        ReplyKind::List => json!({"application/json": {"schema": {"type": "array"}}}),
+        ReplyKind::Text(kind) => {
             let kind = kind.split(';').next().unwrap_or(kind);
             json!({kind: {"schema": {"type": "string"}}})
         }
-        Reply::Object(members, streamed) => {
+        ReplyKind::Object(members, streamed) => {
             let mut content = json!({"application/json": {"schema": object(members)}});
             if streamed {
                 // What the events hold is told in docs/api.md.
@@ -118,7 +118,7 @@ fn content(reply: Reply) -> Value {
             }
             content
         }
-        Reply::Lines(members) => {
+        ReplyKind::Lines(members) => {
             json!({"application/json": {"schema": object(members)}, "application/x-ndjson": {}})
         }
     }

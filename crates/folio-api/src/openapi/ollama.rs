@@ -1,6 +1,6 @@
 //! The requests and answers of Ollama's API.
 
-use super::tables::{Api, Body, Field, Reply};
+use super::tables::{Api, Body, Field, ReplyKind};
 use crate::refused;
 
 const ASKING: &[Field] = &[
@@ -79,9 +79,10 @@ pub const PULL: Body = Body {
     example: "{}",
 };
 
-pub const ANSWER: Reply = Reply::Lines(&[("model", "string"), ("created_at", "string"), ("done", "boolean")]);
-pub const VECTORS: Reply = Reply::Object(&[("model", "string"), ("embeddings", "array")], false);
-pub const VECTOR: Reply = Reply::Object(&[("embedding", "array")], false);
-pub const MODELS: Reply = Reply::Object(&[("models", "array")], false);
-pub const SHOWN: Reply = Reply::Object(&[("details", "object"), ("model_info", "object")], false);
-pub const PROGRESS: Reply = Reply::Lines(&[("status", "string")]);
+pub const ANSWER: ReplyKind =
+    ReplyKind::Lines(&[("model", "string"), ("created_at", "string"), ("done", "boolean")]);
+pub const VECTORS: ReplyKind = ReplyKind::Object(&[("model", "string"), ("embeddings", "array")], false);
+pub const VECTOR: ReplyKind = ReplyKind::Object(&[("embedding", "array")], false);
+pub const MODELS: ReplyKind = ReplyKind::Object(&[("models", "array")], false);
+pub const SHOWN: ReplyKind = ReplyKind::Object(&[("details", "object"), ("model_info", "object")], false);
+pub const PROGRESS: ReplyKind = ReplyKind::Lines(&[("status", "string")]);

@@ -65,7 +65,7 @@ impl Body {
 
 /// What a successful answer is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Reply {
+pub enum ReplyKind {
     /// An object with these members at least; with `true` also as events, where the request asks for a stream.
     Object(&'static [Field], bool),
     /// The same, as lines of JSON.
@@ -82,7 +82,7 @@ pub struct Route {
     pub body: Option<&'static Body>,
     /// Parameters of the query.
     pub query: &'static [Field],
-    pub reply: Reply,
+    pub reply: ReplyKind,
 }
 
 /// Open to whoever reaches the port: they tell nothing about anybody's requests.
@@ -391,17 +391,24 @@ const MESSAGE_OBJECT: &[Field] = &[
 ];
 const RENDERED: &[Field] = &[("request_id", "string"), ("model", "string"), ("token_ids", "array")];
 const PREFIX: &[Field] = &[("id", "string"), ("object", "string"), ("tokens", "integer")];
-const LISTED: Reply = Reply::Object(&[("data", "array")], false);
-const DELETED: Reply = Reply::Object(&[("id", "string"), ("deleted", "boolean")], false);
-const FILE: Reply = Reply::Object(&[("id", "string"), ("object", "string"), ("bytes", "integer")], false);
-const BATCH: Reply = Reply::Object(&[("id", "string"), ("object", "string"), ("status", "string")], false);
-const WHY: Reply = Reply::Object(&[("object", "string")], false);
-const STATUS: Reply = Reply::Object(&[("status", "string")], false);
+const LISTED: ReplyKind = ReplyKind::Object(&[("data", "array")], false);
+const DELETED: ReplyKind = ReplyKind::Object(&[("id", "string"), ("deleted", "boolean")], false);
+const FILE: ReplyKind =
+    ReplyKind::Object(&[("id", "string"), ("object", "string"), ("bytes", "integer")], false);
+const BATCH: ReplyKind =
+    ReplyKind::Object(&[("id", "string"), ("object", "string"), ("status", "string")], false);
+const WHY: ReplyKind = ReplyKind::Object(&[("object", "string")], false);
+const STATUS: ReplyKind = ReplyKind::Object(&[("status", "string")], false);
 
-const fn get(path: &'static str, about: &'static str, reply: Reply) -> Route {
+const fn get(path: &'static str, about: &'static str, reply: ReplyKind) -> Route {
     Route { method: "get", path, about, body: None, query: &[], reply }
 }
-const fn post(path: &'static str, about: &'static str, body: Option<&'static Body>, reply: Reply) -> Route {
+const fn post(
+    path: &'static str,
+    about: &'static str,
+    body: Option<&'static Body>,
+    reply: ReplyKind,
+) -> Route {
     Route { method: "post", path, about, body, query: &[], reply }
 }
 const fn delete(path: &'static str, about: &'static str) -> Route {
@@ -409,21 +416,26 @@ const fn delete(path: &'static str, about: &'static str) -> Route {
 }
 
 pub const ROUTES: &[Route] = &[
-    post("/v1/chat/completions", "An answer to a conversation", Some(&CHAT), Reply::Object(CHOICES, true)),
-    post("/v1/completions", "A text that goes on", Some(&COMPLETION), Reply::Object(CHOICES, true)),
+    post(
+        "/v1/chat/completions",
+        "An answer to a conversation",
+        Some(&CHAT),
+        ReplyKind::Object(CHOICES, true),
+    ),
+    post("/v1/completions", "A text that goes on", Some(&COMPLETION), ReplyKind::Object(CHOICES, true)),
     post(
         "/v1/embeddings",
         "A vector for each input",
         Some(&EMBEDDING),
-        Reply::Object(
+        ReplyKind::Object(
             &[("object", "string"), ("data", "array"), ("model", "string"), ("usage", "object")],
             false,
         ),
     ),
-    post("/v1/responses", "An answer, kept", Some(&RESPONSE), Reply::Object(RESPONSE_OBJECT, true)),
+    post("/v1/responses", "An answer, kept", Some(&RESPONSE), ReplyKind::Object(RESPONSE_OBJECT, true)),
     Route {
         query: &[("stream", "boolean"), ("starting_after", "integer 0")],
-        ..get("/v1/responses/{id}", "A response that was kept", Reply::Object(RESPONSE_OBJECT, true))
+        ..get("/v1/responses/{id}", "A response that was kept", ReplyKind::Object(RESPONSE_OBJECT, true))
     },
     Route {
         query: &[("limit", "integer 1 100"), ("after", "string"), ("order", "string")],
@@ -434,49 +446,49 @@ pub const ROUTES: &[Route] = &[
         "/v1/responses/{id}/cancel",
         "Ends a response in the background",
         None,
-        Reply::Object(RESPONSE_OBJECT, false),
+        ReplyKind::Object(RESPONSE_OBJECT, false),
     ),
-    post("/v1/messages", "Anthropic's: an answer", Some(&MESSAGE), Reply::Object(MESSAGE_OBJECT, true)),
+    post("/v1/messages", "Anthropic's: an answer", Some(&MESSAGE), ReplyKind::Object(MESSAGE_OBJECT, true)),
     post(
         "/v1/messages/count_tokens",
         "Anthropic's: tokens of a prompt",
         Some(&COUNT),
-        Reply::Object(&[("input_tokens", "integer")], false),
+        ReplyKind::Object(&[("input_tokens", "integer")], false),
     ),
     post(
         "/v1/chat/completions/render",
         "The request as token ids, not run",
         Some(&CHAT),
-        Reply::Object(RENDERED, false),
+        ReplyKind::Object(RENDERED, false),
     ),
-    post("/v1/completions/render", "The request as token ids, not run", Some(&COMPLETION), Reply::List),
+    post("/v1/completions/render", "The request as token ids, not run", Some(&COMPLETION), ReplyKind::List),
     post(
         "/tokenize",
         "A prompt, or messages, as token ids",
         Some(&TOKENIZE),
-        Reply::Object(&[("count", "integer"), ("tokens", "array"), ("max_model_len", "integer")], false),
+        ReplyKind::Object(&[("count", "integer"), ("tokens", "array"), ("max_model_len", "integer")], false),
     ),
     post(
         "/detokenize",
         "The text of token ids",
         Some(&DETOKENIZE),
-        Reply::Object(&[("prompt", "string")], false),
+        ReplyKind::Object(&[("prompt", "string")], false),
     ),
     get("/v1/models", "The served model", LISTED),
-    get("/v1/models/{name}", "The served model, by a name", Reply::Object(&[("id", "string")], false)),
+    get("/v1/models/{name}", "The served model, by a name", ReplyKind::Object(&[("id", "string")], false)),
     get("/v1/cache/prefixes", "Prefixes kept by name", LISTED),
     post(
         "/v1/cache/prefixes",
         "Computes and keeps a prefix",
         Some(&PREFIX_REQUEST),
-        Reply::Object(PREFIX, false),
+        ReplyKind::Object(PREFIX, false),
     ),
-    get("/v1/cache/prefixes/{id}", "A prefix that is kept", Reply::Object(PREFIX, false)),
+    get("/v1/cache/prefixes/{id}", "A prefix that is kept", ReplyKind::Object(PREFIX, false)),
     post(
         "/v1/cache/prefixes/{id}",
         "Changes how a prefix is kept",
         Some(&PREFIX_CHANGE),
-        Reply::Object(PREFIX, false),
+        ReplyKind::Object(PREFIX, false),
     ),
     delete("/v1/cache/prefixes/{id}", "Unpins and drops a prefix"),
     get("/v1/cache/keys", "Hits by prompt_cache_key", LISTED),
@@ -484,14 +496,14 @@ pub const ROUTES: &[Route] = &[
     post("/v1/files", "Uploads a file (multipart/form-data)", None, FILE),
     get("/v1/files/{id}", "A file", FILE),
     delete("/v1/files/{id}", "Deletes a file"),
-    get("/v1/files/{id}/content", "The content of a file", Reply::Text("application/octet-stream")),
+    get("/v1/files/{id}/content", "The content of a file", ReplyKind::Text("application/octet-stream")),
     get("/v1/batches", "Batches", LISTED),
     post("/v1/batches", "Runs a file of requests", Some(&BATCH_REQUEST), BATCH),
     get("/v1/batches/{id}", "A batch", BATCH),
     post("/v1/batches/{id}/cancel", "Ends a batch", None, BATCH),
-    get("/load", "Generations in flight", Reply::Object(&[("server_load", "integer")], false)),
-    get("/v1/loads", "Figures of the engine", Reply::Object(&[("loads", "array")], false)),
-    get("/v1/usage", "What the asking tenant used", Reply::Object(&[("requests", "integer")], false)),
+    get("/load", "Generations in flight", ReplyKind::Object(&[("server_load", "integer")], false)),
+    get("/v1/loads", "Figures of the engine", ReplyKind::Object(&[("loads", "array")], false)),
+    get("/v1/usage", "What the asking tenant used", ReplyKind::Object(&[("requests", "integer")], false)),
     Route {
         query: &[
             ("start_time", "integer 0"),
@@ -519,18 +531,18 @@ pub const ROUTES: &[Route] = &[
     post("/api/show", "Ollama's: what the served model is and can do", Some(&ollama::SHOW), ollama::SHOWN),
     post("/api/pull", "Ollama's: whether a model is here", Some(&ollama::PULL), ollama::PROGRESS),
     Route { reply: STATUS, ..delete("/api/delete", "Ollama's: refused, with what to do instead") },
-    get("/api/version", "The version of Ollama's API", Reply::Object(&[("version", "string")], false)),
+    get("/api/version", "The version of Ollama's API", ReplyKind::Object(&[("version", "string")], false)),
     get("/health", "Whether work goes on", STATUS),
     get("/livez", "Whether the process answers", STATUS),
     get("/readyz", "Whether requests should be sent here", STATUS),
     get("/ping", "Whether work goes on", STATUS),
     post("/ping", "Whether work goes on", None, STATUS),
-    get("/metrics", "Prometheus' page", Reply::Text("text/plain; version=0.0.4; charset=utf-8")),
-    get("/version", "The server's version", Reply::Object(&[("version", "string")], false)),
-    get("/", "A page for people", Reply::Text("text/plain; charset=utf-8")),
+    get("/metrics", "Prometheus' page", ReplyKind::Text("text/plain; version=0.0.4; charset=utf-8")),
+    get("/version", "The server's version", ReplyKind::Object(&[("version", "string")], false)),
+    get("/", "A page for people", ReplyKind::Text("text/plain; charset=utf-8")),
     get(
         "/openapi.json",
         "This document",
-        Reply::Object(&[("openapi", "string"), ("paths", "object")], false),
+        ReplyKind::Object(&[("openapi", "string"), ("paths", "object")], false),
     ),
 ];

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::History;
-use crate::context::Limits;
+use crate::context::RequestLimits;
 use crate::error::ApiError;
 use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
@@ -43,7 +43,7 @@ pub struct Input {
 pub fn read(
     fields: &mut Fields,
     history: &dyn History,
-    limits: &Limits,
+    limits: &RequestLimits,
     hints: &mut Hints,
 ) -> Result<Input, ApiError> {
     let raw = fields.require_raw("input")?;

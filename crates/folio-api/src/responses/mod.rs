@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 pub use items::{named, page};
-pub use request::Request;
+pub use request::ResponsesRequest;
 pub use writer::{Keep, ResponseWriter, Seal, ended};
 
 use crate::error::ApiError;

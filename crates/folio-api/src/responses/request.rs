@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{History, items, not_found};
 use crate::cache::CacheOptions;
 use crate::constraint::Constraint;
-use crate::context::{Context, Limits};
+use crate::context::{Context, RequestLimits};
 use crate::conversation::{self, Conversation};
 use crate::effort::Thinking;
 use crate::error::ApiError;
@@ -32,7 +32,7 @@ const ENCRYPTED: &str = "reasoning.encrypted_content";
 const SUMMARIES: &[&str] = &["auto", "concise", "detailed", "none"];
 
 /// A request that was read.
-pub struct Request {
+pub struct ResponsesRequest {
     pub request: conversation::Request,
     /// The conversation without instructions, for what goes on from the answer.
     pub messages: Vec<Value>,
@@ -48,7 +48,7 @@ pub struct Request {
     pub truncates: bool,
 }
 
-impl Request {
+impl ResponsesRequest {
     /// Reads the request whose response has this id.
     pub fn read(body: &[u8], context: &Context, history: &dyn History, id: &str) -> Result<Self, ApiError> {
         let limits = &context.limits;
@@ -188,7 +188,7 @@ impl Repeated {
     fn text(
         &mut self,
         fields: &mut Fields,
-        limits: &Limits,
+        limits: &RequestLimits,
         hints: &mut Hints,
     ) -> Result<Option<Constraint>, ApiError> {
         let mut constraint = None;

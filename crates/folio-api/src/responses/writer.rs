@@ -14,7 +14,7 @@ use folio_text::work;
 use serde_json::{Map, Value, json};
 
 use super::items::said;
-use crate::blocks::{Blocks, Kind, Step};
+use crate::blocks::{BlockKind, BlockStep, Blocks};
 use crate::error::ApiError;
 use crate::events::{CONTENT_FILTER, Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
 use crate::unix_s;
@@ -41,7 +41,7 @@ pub struct ResponseWriter {
     seal: Option<Seal>,
     blocks: Blocks,
     /// Steps behind the end of a long item, which is the first, each with whether the answer was cut off there.
-    put_off: VecDeque<(Step, bool)>,
+    put_off: VecDeque<(BlockStep, bool)>,
     output: Vec<Value>,
     /// Bytes of the items' texts.
     said_bytes: usize,
@@ -157,27 +157,27 @@ impl ResponseWriter {
         events.named(kind, event);
     }
 
-    fn step(&mut self, step: Step, cut: bool, events: Option<&dyn EventSink>) {
+    fn step(&mut self, step: BlockStep, cut: bool, events: Option<&dyn EventSink>) {
         match step {
-            Step::Start(kind) => self.start(kind, events),
-            Step::Text(text) => self.more("response.output_text.delta", text, events),
-            Step::Thinking(text) => self.more("response.reasoning_text.delta", text, events),
-            Step::Input(text) => self.more("response.function_call_arguments.delta", text, events),
-            Step::Stop => self.stop(cut, events),
+            BlockStep::Start(kind) => self.start(kind, events),
+            BlockStep::Text(text) => self.more("response.output_text.delta", text, events),
+            BlockStep::Thinking(text) => self.more("response.reasoning_text.delta", text, events),
+            BlockStep::Input(text) => self.more("response.function_call_arguments.delta", text, events),
+            BlockStep::Stop => self.stop(cut, events),
         }
     }
 
-    fn start(&mut self, kind: Kind, events: Option<&dyn EventSink>) {
+    fn start(&mut self, kind: BlockKind, events: Option<&dyn EventSink>) {
         let index = self.output.len();
         let name = |prefix: &str| format!("{prefix}_{}_{index}", self.id.trim_start_matches("resp_"));
         let item = match &kind {
-            Kind::Text => {
+            BlockKind::Text => {
                 json!({"type": "message", "id": name("msg"), "status": "in_progress", "role": "assistant", "content": []})
             }
-            Kind::Thinking => {
+            BlockKind::Thinking => {
                 json!({"type": "reasoning", "id": name("rs"), "status": "in_progress", "summary": [], "content": []})
             }
-            Kind::Tool { id, name: function } => {
+            BlockKind::Tool { id, name: function } => {
                 let mut item = json!({
                     "type": "function_call", "id": name("fc"), "status": "in_progress", "call_id": id, "name": function, "arguments": "",
                 });
@@ -192,7 +192,7 @@ impl ResponseWriter {
         self.open = true;
         self.output.push(item.clone());
         self.send(events, "response.output_item.added", json!({"output_index": index, "item": item}));
-        if !matches!(kind, Kind::Tool { .. }) {
+        if !matches!(kind, BlockKind::Tool { .. }) {
             let part = part(&item, "");
             let event =
                 json!({"item_id": item["id"], "output_index": index, "content_index": 0, "part": part});
@@ -274,7 +274,7 @@ impl ResponseWriter {
     /// Writes what was put off, up to the end of an item that is longer than so many bytes.
     fn write(&mut self, events: Option<&dyn EventSink>, most: usize) {
         while let Some((step, cut)) = self.put_off.pop_front() {
-            if matches!(step, Step::Stop) && self.text.len() > most {
+            if matches!(step, BlockStep::Stop) && self.text.len() > most {
                 self.put_off.push_front((step, cut));
                 return;
             }

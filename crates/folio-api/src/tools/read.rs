@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::{ToolChoice, ToolUse, check_name, leave_out};
-use crate::context::Limits;
+use crate::context::RequestLimits;
 use crate::error::ApiError;
 use crate::fields::{Fields, Json, parse};
 
@@ -31,11 +31,12 @@ pub enum Dialect {
 pub fn read(
     fields: &mut Fields,
     dialect: Dialect,
-    limits: &Limits,
+    limits: &RequestLimits,
     after: &mut dyn FnMut(&mut Fields, usize) -> Result<(), ApiError>,
 ) -> Result<ToolUse, ApiError> {
     let list = fields.list("tools")?.unwrap_or_default();
-    let mut reader = Reader { dialect, limit: limits.tools, names: HashSet::new(), used: ToolUse::default() };
+    let mut reader =
+        ToolsReader { dialect, limit: limits.tools, names: HashSet::new(), used: ToolUse::default() };
     reader.check_count(list.len())?;
     let mut list: Vec<(usize, Json)> = list.into_iter().enumerate().collect();
     let stays: &[&str] = if dialect == Dialect::Messages { &["custom"] } else { &[] };
@@ -134,14 +135,14 @@ pub fn check_own(tool: &mut Fields) -> Result<(), ApiError> {
 }
 
 /// What was offered so far.
-struct Reader {
+struct ToolsReader {
     dialect: Dialect,
     limit: usize,
     names: HashSet<String>,
     used: ToolUse,
 }
 
-impl Reader {
+impl ToolsReader {
     fn check_count(&self, count: usize) -> Result<(), ApiError> {
         if count > self.limit {
             let message = format!("'tools' has {count} entries; the limit is {}.", self.limit);

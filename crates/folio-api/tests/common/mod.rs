@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use folio_api::hints::HintPolicy;
-use folio_api::{Capabilities, Context, Limits, Model, Parsers, SamplingDefaults};
+use folio_api::{Capabilities, Context, Model, Parsers, RequestLimits, SamplingDefaults};
 use folio_text::{ChatTemplate, ReasoningFormat, SpecialTokens, TemplateSources, ToolFormat};
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ pub fn context(more: &str, reasoning: Option<&str>) -> Context {
             hidden: 4,
             defaults: SamplingDefaults::default(),
         },
-        limits: Limits::default(),
+        limits: RequestLimits::default(),
         hints: HintPolicy::default(),
         capabilities: Capabilities::new(parsers, template.as_ref()),
     }

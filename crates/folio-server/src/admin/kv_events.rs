@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{Response, StatusCode};
 use folio_api::ApiError;
 use folio_engine::{CacheCommand, CacheResponse, Medium, TierEvent};
-use folio_events::{Told, int_hash, medium_name};
+use folio_events::{CacheNames, int_hash, medium_name};
 use folio_kv::{BlockHash, CacheEvent, EventBatch};
 use serde_json::{Value, json};
 
@@ -77,7 +77,7 @@ fn unexpected() -> ApiError {
 }
 
 /// What the device holds, and what tiers do.
-fn list(resident: &EventBatch, of_tiers: &[TierEvent], told: &Told, block_tokens: u32) -> Value {
+fn list(resident: &EventBatch, of_tiers: &[TierEvent], told: &CacheNames, block_tokens: u32) -> Value {
     let block = |medium, tenant, hash: &BlockHash, parent: Option<BlockHash>, tokens: &[u32]| {
         let name = told(tenant)?;
         Some(json!({

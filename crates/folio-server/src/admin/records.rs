@@ -22,7 +22,7 @@ const ROWS_MAX: usize = 100_000;
 const DAY_S: u64 = 86_400;
 
 #[derive(Debug, PartialEq)]
-struct Query {
+struct RecordsQuery {
     /// Unix seconds; whole minutes that begin in here.
     from: u64,
     to: u64,
@@ -32,7 +32,7 @@ struct Query {
     csv: bool,
 }
 
-impl Query {
+impl RecordsQuery {
     fn read(query: &str, csv: bool, now_s: u64) -> Result<Self, ApiError> {
         let mut wanted = Self {
             from: now_s.saturating_sub(DAY_S),
@@ -142,7 +142,7 @@ async fn answer(
     uri: &Uri,
 ) -> Reply {
     let accepts_csv = headers.get(header::ACCEPT).is_some_and(|accept| accept.as_bytes() == b"text/csv");
-    let query = Query::read(uri.query().unwrap_or_default(), accepts_csv, unix_s())?;
+    let query = RecordsQuery::read(uri.query().unwrap_or_default(), accepts_csv, unix_s())?;
     // One at a time, on a thread that nobody's prompt waits for.
     let meters = observability.meters.clone();
     let _turn = observability.meters.reading.lock().await;
@@ -158,7 +158,7 @@ async fn answer(
     Ok(answer.await.unwrap_or_else(|_| Err(ApiError::internal("reading the records failed")))?)
 }
 
-fn json_rows(query: &Query, rows: &BTreeMap<RowKey, Count>) -> Response<Body> {
+fn json_rows(query: &RecordsQuery, rows: &BTreeMap<RowKey, Count>) -> Response<Body> {
     let or_null = |text: &str| if text.is_empty() { Value::Null } else { text.into() };
     let data = rows.iter().map(|(row, count)| {
         json!({
@@ -182,7 +182,7 @@ const COLUMNS: &str =
     "start_time,end_time,tenant,key,model,requests,prompt_tokens,cached_tokens,completion_tokens";
 
 /// RFC 4180, with a header line.
-fn csv(query: &Query, rows: &BTreeMap<RowKey, Count>) -> Result<Response<Body>, csv::Error> {
+fn csv(query: &RecordsQuery, rows: &BTreeMap<RowKey, Count>) -> Result<Response<Body>, csv::Error> {
     let mut text = csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
     text.write_record(COLUMNS.split(','))?;
     for (row, count) in rows {
@@ -207,11 +207,16 @@ mod tests {
 
     #[test]
     fn a_query_is_read_or_its_mistake_named() {
-        let day = Query::read("", false, 1_000_000).unwrap();
+        let day = RecordsQuery::read("", false, 1_000_000).unwrap();
         assert_eq!((day.from, day.to, day.width_s), (913_600, 1_000_001, DAY_S));
-        let all = Query::read("start_time=60&end_time=600&bucket_width=1m&group_by=key&format=csv", false, 0)
-            .unwrap();
-        let wanted = Query { from: 60, to: 600, width_s: 60, by_key: true, by_model: false, csv: true };
+        let all = RecordsQuery::read(
+            "start_time=60&end_time=600&bucket_width=1m&group_by=key&format=csv",
+            false,
+            0,
+        )
+        .unwrap();
+        let wanted =
+            RecordsQuery { from: 60, to: 600, width_s: 60, by_key: true, by_model: false, csv: true };
         assert_eq!(all, wanted);
         for (query, param) in [
             ("start_time=x", "start_time"),
@@ -221,7 +226,11 @@ mod tests {
             ("limit=3", "limit"),
             ("start_time=9&end_time=8", "end_time"),
         ] {
-            assert_eq!(Query::read(query, false, 10).unwrap_err().param.as_deref(), Some(param), "{query}");
+            assert_eq!(
+                RecordsQuery::read(query, false, 10).unwrap_err().param.as_deref(),
+                Some(param),
+                "{query}"
+            );
         }
     }
 
@@ -229,7 +238,7 @@ mod tests {
     fn buckets_add_up() {
         let records: BTreeMap<_, _> = [row(0, "a"), row(60, "a"), row(60, "b"), row(3600, "a")].into();
         let rows = |query: &str| {
-            let query = Query::read(query, false, 10).unwrap();
+            let query = RecordsQuery::read(query, false, 10).unwrap();
             let mut rows = BTreeMap::new();
             for (record, count) in records.clone() {
                 query.add(&mut rows, record, count, &"".into()).unwrap();
@@ -244,7 +253,7 @@ mod tests {
 
     #[tokio::test]
     async fn cells_are_quoted_where_they_must_be() {
-        let query = Query::read("bucket_width=1m", true, 10).unwrap();
+        let query = RecordsQuery::read("bucket_width=1m", true, 10).unwrap();
         let text = async |rows: BTreeMap<_, _>| {
             let body = csv(&query, &rows).unwrap().into_body();
             String::from_utf8(axum::body::to_bytes(body, 1 << 10).await.unwrap().to_vec()).unwrap()

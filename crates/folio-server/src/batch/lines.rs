@@ -208,14 +208,14 @@ pub fn custom_id(line: &[u8]) -> Option<String> {
 
 /// Tokens of a batch's answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct BatchUsage {
     pub input_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
     pub reasoning_tokens: u64,
 }
 
-impl Usage {
+impl BatchUsage {
     /// Adds what an answer's body says, in the words of any endpoint.
     pub fn add(&mut self, body: &str) {
         #[derive(Deserialize)]
@@ -319,11 +319,12 @@ mod tests {
 
     #[test]
     fn usage_is_read_in_the_words_of_every_endpoint() {
-        let mut usage = Usage::default();
+        let mut usage = BatchUsage::default();
         usage.add(r#"{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}"#);
         usage.add(r#"{"usage":{"input_tokens":7,"output_tokens":3,"output_tokens_details":{"reasoning_tokens":2}}}"#);
         usage.add("{}");
-        let expected = Usage { input_tokens: 12, cached_tokens: 1, output_tokens: 5, reasoning_tokens: 2 };
+        let expected =
+            BatchUsage { input_tokens: 12, cached_tokens: 1, output_tokens: 5, reasoning_tokens: 2 };
         assert_eq!(usage, expected);
         assert_eq!(usage.to_json()["total_tokens"], 17);
     }

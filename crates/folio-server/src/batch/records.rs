@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-use super::lines::{Endpoint, LineError, LineSpan, Usage};
+use super::lines::{BatchUsage, Endpoint, LineError, LineSpan};
 
 /// Of what is written. 0: before there were versions, otherwise like 1. Whoever changes what a record means counts it up and reads
 /// the older ones too.
@@ -82,7 +82,7 @@ impl Content {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum BatchStatus {
     Validating,
     InProgress,
     Finalizing,
@@ -93,7 +93,7 @@ pub enum Status {
     Cancelled,
 }
 
-impl Status {
+impl BatchStatus {
     pub fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
     }
@@ -121,7 +121,7 @@ pub struct BatchRecord {
     pub error_file_id: String,
     /// Of those, what became a file.
     pub published: (bool, bool),
-    pub status: Status,
+    pub status: BatchStatus,
     pub created_at: u64,
     pub expires_at: u64,
     pub in_progress_at: Option<u64>,
@@ -131,7 +131,7 @@ pub struct BatchRecord {
     pub ended_at: Option<u64>,
     pub errors: Vec<LineError>,
     pub counts: BatchCounts,
-    pub usage: Usage,
+    pub usage: BatchUsage,
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// Seconds that its output files are kept.
     pub output_seconds: u64,
@@ -159,7 +159,7 @@ impl Batch {
         self.record.lock().clone()
     }
 
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> BatchStatus {
         self.record.lock().status
     }
 

@@ -40,20 +40,20 @@ impl Room {
 }
 
 /// What a batch's results take, until they are files.
-struct Taken {
+struct TakenRoom {
     room: Arc<Mutex<Room>>,
     owner: Arc<str>,
     bytes: u64,
 }
 
-impl Taken {
+impl TakenRoom {
     fn grow(&mut self, more: u64) {
         self.room.lock().take(&self.owner, more);
         self.bytes += more;
     }
 }
 
-impl Drop for Taken {
+impl Drop for TakenRoom {
     fn drop(&mut self) {
         self.room.lock().give_back(&self.owner, self.bytes);
     }
@@ -64,7 +64,7 @@ pub struct Results {
     pub batch: Arc<Batch>,
     /// Of what was answered, and of what was not.
     sinks: [ResultSink; 2],
-    taken: Taken,
+    taken: TakenRoom,
 }
 
 pub enum ResultSink {
@@ -109,7 +109,7 @@ impl ResultSink {
 impl Results {
     /// Behind what the sinks have.
     pub fn new(batch: Arc<Batch>, sinks: [ResultSink; 2], room: Arc<Mutex<Room>>) -> Self {
-        let mut taken = Taken { room, owner: batch.record().owner.into(), bytes: 0 };
+        let mut taken = TakenRoom { room, owner: batch.record().owner.into(), bytes: 0 };
         taken.grow(sinks.iter().map(ResultSink::bytes).sum());
         Self { batch, sinks, taken }
     }

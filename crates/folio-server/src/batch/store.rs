@@ -449,14 +449,14 @@ fn storage(error: io::Error) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::lines::Usage;
-    use crate::batch::records::{BatchCounts, Status};
+    use crate::batch::lines::BatchUsage;
+    use crate::batch::records::{BatchCounts, BatchStatus};
 
     fn record(input: &str) -> BatchRecord {
         let record = serde_json::json!({"id": "batch_1", "owner": "a", "key": "", "endpoint": "/v1/completions",
             "input_file_id": input, "output_file_id": "o", "error_file_id": "e", "published": [false, false],
             "status": "in_progress", "created_at": 1, "expires_at": 2, "errors": [],
-            "counts": BatchCounts::default(), "usage": Usage::default(), "output_seconds": 1});
+            "counts": BatchCounts::default(), "usage": BatchUsage::default(), "output_seconds": 1});
         serde_json::from_value(record).unwrap()
     }
 
@@ -494,7 +494,7 @@ mod tests {
         assert_eq!(left(at - 2), (vec![read.clone(), other, kept.clone()], 0));
         // Two are looked at, each with the one batch.
         assert_eq!(left(at), (vec![read.clone(), kept.clone()], 4));
-        batch.change(|record| record.status = Status::Completed);
+        batch.change(|record| record.status = BatchStatus::Completed);
         assert_eq!(left(at + AGAIN_S - 1), (vec![read, kept.clone()], 0));
         assert_eq!(left(at + AGAIN_S).0, [kept.as_str()]);
         assert!(store.delete("a", &kept).unwrap());

@@ -217,7 +217,7 @@ struct ThinkingBudget {
 }
 
 #[derive(Clone)]
-enum Thinking {
+enum ThinkingState {
     /// What was said may still become the opening mark.
     Opening(Vec<u8>),
     Inside {
@@ -234,14 +234,14 @@ struct Budgeted {
     marks: ReasoningMarks,
     tokenizer: Arc<Tokenizer>,
     budget: u32,
-    state: Mutex<Thinking>,
+    state: Mutex<ThinkingState>,
 }
 
 impl Rules for ThinkingBudget {
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
         let state = match self.inside {
             true => inside(self.budget, Vec::new()),
-            false => Thinking::Opening(Vec::new()),
+            false => ThinkingState::Opening(Vec::new()),
         };
         let guide = Budgeted {
             close: self.close.clone(),
@@ -259,39 +259,41 @@ impl Rules for ThinkingBudget {
     }
 }
 
-fn inside(left: u32, said: Vec<u8>) -> Thinking {
+fn inside(left: u32, said: Vec<u8>) -> ThinkingState {
     match left {
-        0 => Thinking::Closing(0),
-        left => Thinking::Inside { left, said },
+        0 => ThinkingState::Closing(0),
+        left => ThinkingState::Inside { left, said },
     }
 }
 
 impl Budgeted {
     /// Where `token` leads.
-    fn next(&self, state: Thinking, token: u32) -> Thinking {
+    fn next(&self, state: ThinkingState, token: u32) -> ThinkingState {
         let bytes = self.tokenizer.token_bytes(token);
         match state {
-            Thinking::Opening(mut said) => {
+            ThinkingState::Opening(mut said) => {
                 said.extend_from_slice(bytes);
                 let (start, open) = (said.trim_ascii_start(), self.marks.open.as_bytes());
                 match start.len().min(open.len()) {
-                    common if start[..common] != open[..common] => Thinking::Over,
+                    common if start[..common] != open[..common] => ThinkingState::Over,
                     common if common == open.len() => inside(self.budget, Vec::new()),
-                    _ => Thinking::Opening(said),
+                    _ => ThinkingState::Opening(said),
                 }
             }
-            Thinking::Inside { left, mut said } => {
+            ThinkingState::Inside { left, mut said } => {
                 said.extend_from_slice(bytes);
                 let close = self.marks.close.as_bytes();
                 if said.windows(close.len()).any(|window| window == close) {
-                    Thinking::Over
+                    ThinkingState::Over
                 } else {
                     said.drain(..(said.len() + 1).saturating_sub(close.len()));
                     inside(left - 1, said)
                 }
             }
-            Thinking::Closing(written) if written + 1 < self.close.len() => Thinking::Closing(written + 1),
-            Thinking::Closing(_) | Thinking::Over => Thinking::Over,
+            ThinkingState::Closing(written) if written + 1 < self.close.len() => {
+                ThinkingState::Closing(written + 1)
+            }
+            ThinkingState::Closing(_) | ThinkingState::Over => ThinkingState::Over,
         }
     }
 }
@@ -299,17 +301,17 @@ impl Budgeted {
 impl Guide for Budgeted {
     fn advance(&self, token: u32) {
         let mut state = self.state.lock();
-        *state = self.next(std::mem::replace(&mut *state, Thinking::Over), token);
+        *state = self.next(std::mem::replace(&mut *state, ThinkingState::Over), token);
     }
 
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
         let state = self.state.lock();
         let written = match (drafts, &*state) {
-            ([], Thinking::Closing(written)) => Some(*written),
+            ([], ThinkingState::Closing(written)) => Some(*written),
             ([], _) => None,
             (drafts, state) => {
                 match drafts.iter().fold(state.clone(), |state, token| self.next(state, *token)) {
-                    Thinking::Closing(written) => Some(written),
+                    ThinkingState::Closing(written) => Some(written),
                     _ => None,
                 }
             }

@@ -15,7 +15,7 @@ use folio_text::{DetokenizeOptions, Detokenizer, OutputEvent, OutputParser, Stop
 
 use crate::decoding::reading::Reading;
 use crate::safety::Rules;
-use crate::safety::gate::Gate;
+use crate::safety::gate::AnswerGate;
 
 /// The engine's log probabilities as answers tell them.
 pub fn told(logprobs: request::TokenLogprobs) -> TokenLogprobs {
@@ -56,7 +56,7 @@ pub struct Choice {
     pub reasoning_tokens: u32,
     characters: usize,
     /// What the rules for answers still hold back; `None`: there are no rules.
-    gate: Option<Gate>,
+    gate: Option<AnswerGate>,
     pending: Delta,
     finish: Option<Finish>,
 }
@@ -77,7 +77,7 @@ impl Choice {
             OutputReader { reading, parser, events, complete: 0 }
         });
         let shows_reasoning = reading.is_none_or(|reading| reading.include_reasoning);
-        let gate = rules.map(|rules| Gate::new(rules.clone(), tokenizer.clone(), shows_reasoning));
+        let gate = rules.map(|rules| AnswerGate::new(rules.clone(), tokenizer.clone(), shows_reasoning));
         let mut choice = Self {
             tokenizer,
             detokenizer: Detokenizer::new(options),
@@ -106,7 +106,7 @@ impl Choice {
     }
 
     /// The gate of the rules for answers, where there are rules.
-    pub fn gate(&self) -> Option<&Gate> {
+    pub fn gate(&self) -> Option<&AnswerGate> {
         self.gate.as_ref()
     }
 

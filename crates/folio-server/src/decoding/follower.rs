@@ -40,7 +40,7 @@ pub enum Form {
 /// Where an answer is in its grammar.
 #[derive(Clone)]
 pub struct Follower {
-    phase: Phase,
+    phase: FollowerPhase,
     form: Form,
     tokenizer: Arc<Tokenizer>,
     ends: Arc<[u32]>,
@@ -52,7 +52,7 @@ pub struct Follower {
 }
 
 #[derive(Clone)]
-enum Phase {
+enum FollowerPhase {
     /// Anything but an end may come until these texts have been said, one after the other.
     Free {
         until: VecDeque<&'static str>,
@@ -72,8 +72,10 @@ impl Follower {
     pub fn new(form: &Form, begin: &Begin, tokenizer: &Arc<Tokenizer>, ends: &Arc<[u32]>) -> Self {
         let Begin { after, unless } = begin;
         let phase = match (form, after.is_empty()) {
-            (Form::Calls { begun: Some(grammar), .. }, _) => Phase::Bound(Box::new(grammar.matcher())),
-            (_, false) => Phase::Free { until: after.iter().copied().collect(), said: Vec::new() },
+            (Form::Calls { begun: Some(grammar), .. }, _) => {
+                FollowerPhase::Bound(Box::new(grammar.matcher()))
+            }
+            (_, false) => FollowerPhase::Free { until: after.iter().copied().collect(), said: Vec::new() },
             (form, true) => form.phase(),
         };
         Self {
@@ -91,16 +93,16 @@ impl Follower {
         if let Some((opening, close)) = self.unless.take()
             && token == opening
         {
-            self.phase = Phase::Free { until: [close].into(), said: Vec::new() };
+            self.phase = FollowerPhase::Free { until: [close].into(), said: Vec::new() };
             return Ok(());
         }
         match &mut self.phase {
-            Phase::Bound(matcher) => {
+            FollowerPhase::Bound(matcher) => {
                 matcher.accept(token).map_err(|e| e.to_string())?;
                 self.go_on();
                 Ok(())
             }
-            Phase::Free { until, said } => {
+            FollowerPhase::Free { until, said } => {
                 said.extend_from_slice(self.tokenizer.token_bytes(token));
                 while let Some(text) = until.front() {
                     match behind(said, text) {
@@ -119,11 +121,11 @@ impl Follower {
                     rest => self.said(rest),
                 }
             }
-            Phase::Watching { .. } => {
+            FollowerPhase::Watching { .. } => {
                 let tokenizer = self.tokenizer.clone();
                 self.said(tokenizer.token_bytes(token))
             }
-            Phase::Done => Ok(()),
+            FollowerPhase::Done => Ok(()),
         }
     }
 
@@ -132,24 +134,24 @@ impl Follower {
         let begin = |grammar: &Grammar, text: &[u8]| {
             let mut matcher = Box::new(grammar.matcher());
             match matcher.begin(text) {
-                true => Ok(Phase::Bound(matcher)),
+                true => Ok(FollowerPhase::Bound(matcher)),
                 false => Err("the model wrote on where its answer's form allows something else".to_owned()),
             }
         };
         match (&self.form, &mut self.phase) {
-            (Form::Answer(grammar) | Form::Opening(grammar), Phase::Bound(_)) => {
+            (Form::Answer(grammar) | Form::Opening(grammar), FollowerPhase::Bound(_)) => {
                 self.phase = begin(grammar, text)?
             }
             (
                 Form::Calls { place: CallPlace { trigger, .. }, grammar, .. },
-                Phase::Watching { said, at_start },
+                FollowerPhase::Watching { said, at_start },
             ) => {
                 said.extend_from_slice(text);
                 if *at_start {
                     let start = said.trim_ascii_start();
                     let common = start.len().min(trigger.len());
                     if start[..common] != trigger.as_bytes()[..common] {
-                        self.phase = Phase::Done;
+                        self.phase = FollowerPhase::Done;
                     } else if common == trigger.len() {
                         self.phase = begin(grammar, &start[common..])?;
                     }
@@ -165,9 +167,9 @@ impl Follower {
 
     /// What is over is left, where something may follow.
     fn go_on(&mut self) {
-        let Phase::Bound(matcher) = &self.phase else { return };
+        let FollowerPhase::Bound(matcher) = &self.phase else { return };
         match self.form {
-            Form::Opening(_) if matcher.is_over() => self.phase = Phase::Done,
+            Form::Opening(_) if matcher.is_over() => self.phase = FollowerPhase::Done,
             Form::Calls { place, .. } if place.again && matcher.is_over() => self.phase = self.form.phase(),
             _ => {}
         }
@@ -175,7 +177,7 @@ impl Follower {
 
     /// What must come next, if anything must.
     pub fn forced(&mut self) -> Vec<u32> {
-        let Phase::Bound(matcher) = &self.phase else { return Vec::new() };
+        let FollowerPhase::Bound(matcher) = &self.phase else { return Vec::new() };
         if self.forcible == 0 || self.unless.is_some() {
             return Vec::new();
         }
@@ -186,7 +188,7 @@ impl Follower {
 
     /// Computes what may come next, one bit per token.
     pub fn look(&mut self, allowed: &mut Vec<u32>) -> Result<(), String> {
-        if let Phase::Bound(matcher) = &mut self.phase {
+        if let FollowerPhase::Bound(matcher) = &mut self.phase {
             matcher.allowed(allowed).map_err(|e| e.to_string())?;
             if let Some((opening, _)) = self.unless {
                 allowed[opening as usize / 32] |= 1 << (opening % 32);
@@ -195,7 +197,7 @@ impl Follower {
         }
         allowed.clear();
         allowed.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
-        if let Phase::Free { .. } = self.phase {
+        if let FollowerPhase::Free { .. } = self.phase {
             for end in self.ends.iter() {
                 if let Some(word) = allowed.get_mut(*end as usize / 32) {
                     *word &= !(1 << (end % 32));
@@ -208,10 +210,14 @@ impl Follower {
 
 impl Form {
     /// Where it has its say from here on.
-    fn phase(&self) -> Phase {
+    fn phase(&self) -> FollowerPhase {
         match self {
-            Self::Answer(grammar) | Self::Opening(grammar) => Phase::Bound(Box::new(grammar.matcher())),
-            Self::Calls { place, .. } => Phase::Watching { said: Vec::new(), at_start: place.at_start },
+            Self::Answer(grammar) | Self::Opening(grammar) => {
+                FollowerPhase::Bound(Box::new(grammar.matcher()))
+            }
+            Self::Calls { place, .. } => {
+                FollowerPhase::Watching { said: Vec::new(), at_start: place.at_start }
+            }
         }
     }
 }

@@ -73,7 +73,7 @@ impl Rules for Structured {
     fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
         let follower = Follower::new(&self.form, &self.begin, &self.tokenizer, &self.ends);
         let follower = Some(Box::new(follower));
-        let state = Progress { follower, chosen: chosen.to_vec(), ..Progress::default() };
+        let state = GuideProgress { follower, chosen: chosen.to_vec(), ..GuideProgress::default() };
         let answer = Arc::new(Guided { state: Mutex::new(state), masks: self.masks.clone() });
         self.masks.send(answer.clone());
         Arc::new(Following(answer))
@@ -90,12 +90,12 @@ struct Following(Arc<Guided>);
 /// An answer as its thread sees it. Whoever finds its follower there may take it; whoever gives it something to do while it is there
 /// sends it to a thread.
 struct Guided {
-    state: Mutex<Progress>,
+    state: Mutex<GuideProgress>,
     masks: Arc<Masks>,
 }
 
 #[derive(Default)]
-struct Progress {
+struct GuideProgress {
     /// `None`: a thread has it.
     follower: Option<Box<Follower>>,
     /// Tokens that it has not been told.
@@ -112,7 +112,7 @@ struct Progress {
     forced: VecDeque<u32>,
 }
 
-impl Progress {
+impl GuideProgress {
     /// Whether a thread has something to do.
     fn wants(&self) -> bool {
         self.failed.is_none() && (!self.chosen.is_empty() || self.masks.len() <= self.drafts.len())
@@ -202,7 +202,7 @@ impl Guided {
 
 impl Following {
     /// Changes what is wanted, and sees to it that a thread knows.
-    fn change(&self, change: impl FnOnce(&mut Progress)) {
+    fn change(&self, change: impl FnOnce(&mut GuideProgress)) {
         let mut state = self.0.state.lock();
         change(&mut state);
         if state.follower.is_some() && state.wants() {

@@ -60,7 +60,7 @@ pub struct ReadingInput<'a> {
 }
 
 /// Calls that are held to their functions' schemas, because of `param`.
-struct Calls<'a> {
+struct CallGrammars<'a> {
     format: &'static ToolFormat,
     tools: &'a ToolUse,
     tokenizer: &'a Tokenizer,
@@ -68,7 +68,7 @@ struct Calls<'a> {
     param: &'a str,
 }
 
-impl Calls<'_> {
+impl CallGrammars<'_> {
     /// `why`: they cannot be held where there is no syntax.
     fn compile(&self, syntax: Option<Syntax>, why: &str) -> Result<Arc<Grammar>, ApiError> {
         let syntax = syntax.ok_or_else(|| ApiError::unsupported(self.param, why))?;
@@ -184,7 +184,7 @@ impl Readers {
             };
             callees.map(relaxed).collect::<Vec<_>>()
         };
-        let of = |param| Calls { format, tools, tokenizer, compiler, param };
+        let of = |param| CallGrammars { format, tools, tokenizer, compiler, param };
         // What cannot be held to its schema is held to being an object.
         if tools.must() && !reading.begins_call {
             let calls = of(held.param.as_deref().unwrap_or("tool_choice"));

@@ -11,7 +11,7 @@ use crate::generation::input::InputProcessor;
 use crate::observability::step;
 
 /// A conversation as the model reads it, and how its answer is read.
-pub struct Rendered {
+pub struct RenderedPrompt {
     pub prompt: Prompt,
     pub reading: Option<Reading>,
     /// Text of the last message where it is the assistant's.
@@ -23,7 +23,7 @@ pub fn prompt(
     inputs: &InputProcessor,
     conversation: &mut Conversation,
     include_reasoning: bool,
-) -> Result<Rendered, ApiError> {
+) -> Result<RenderedPrompt, ApiError> {
     let mut prompt = render(inputs, conversation)?;
     let final_text = conversation.final_text().map(str::to_owned);
     let (reading, begun) = inputs.readers.plan(&ReadingInput {
@@ -34,7 +34,7 @@ pub fn prompt(
         include_reasoning,
     })?;
     prompt.push_str(&begun);
-    Ok(Rendered { prompt, reading, final_text })
+    Ok(RenderedPrompt { prompt, reading, final_text })
 }
 
 /// The prompt, by the model's template.

@@ -24,7 +24,7 @@ use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::observability::traces::Requested;
-use crate::observability::why::{Asked, Begun};
+use crate::observability::why::{Asked, SubmittedRequest};
 use crate::tenancy::gate::{AdmittedRequest, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
@@ -111,7 +111,7 @@ impl Generator {
         let meter = self.observability.meters.of(tenant);
         job.prompts.iter().for_each(|_| meter.request());
         let requested = self.observability.traces.as_ref().map(|_| Box::new(requested(&job, &flight)));
-        let begun = Begun { id: &flight.request, asked: job.asked, hashes, submitted, requested };
+        let begun = SubmittedRequest { id: &flight.request, asked: job.asked, hashes, submitted, requested };
         let record = self.observability.why.begin(tenant, begun);
         let driver = ResponseDriver::new(
             self.clone(),

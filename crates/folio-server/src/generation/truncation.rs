@@ -8,7 +8,7 @@ use folio_kv::TenantId;
 use serde_json::Value;
 
 use crate::generation::input::InputProcessor;
-use crate::generation::prompt::{Rendered, prompt};
+use crate::generation::prompt::{RenderedPrompt, prompt};
 use crate::generation::tokenizing::encode_prompt;
 use folio_api::ApiError;
 use folio_api::conversation::Conversation;
@@ -20,7 +20,7 @@ pub fn truncated(
     conversation: &mut Conversation,
     (max_tokens, include_reasoning): (Option<u32>, bool),
     param: &str,
-) -> Result<(Rendered, Vec<u32>), ApiError> {
+) -> Result<(RenderedPrompt, Vec<u32>), ApiError> {
     let room = inputs.served.model.context_length.saturating_sub(max_tokens.unwrap_or(1).max(1)) as usize;
     let tried = |cut: usize| {
         let mut shorter = conversation.clone();

@@ -22,14 +22,14 @@ const ITEMS_MAX: usize = 2 << 10;
 /// Appends the next item to the text; false: there is none.
 type Write = Box<dyn FnMut(&mut String) -> bool + Send>;
 
-struct Pieces {
+struct PieceStream {
     write: Write,
     over: bool,
     /// The next poll gives way to others.
     rests: bool,
 }
 
-impl Stream for Pieces {
+impl Stream for PieceStream {
     type Item = Result<Bytes, std::convert::Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -55,7 +55,7 @@ impl Stream for Pieces {
 /// An answer in JSON that `write` writes item by item. An item is small.
 pub fn json(write: impl FnMut(&mut String) -> bool + Send + 'static) -> Response<Body> {
     let mut response =
-        Response::new(Body::from_stream(Pieces { write: Box::new(write), over: false, rests: false }));
+        Response::new(Body::from_stream(PieceStream { write: Box::new(write), over: false, rests: false }));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

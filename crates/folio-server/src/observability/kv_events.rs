@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use folio_events::{KvEvents, KvEventsConfig, Owners, Source, Told};
+use folio_events::{CacheNames, KvEvents, KvEventsConfig, Owners, Source};
 use folio_kv::Root;
 
 use crate::error::ServerError;
@@ -45,7 +45,7 @@ pub(crate) fn check(config: &KvEventsConfig, tenants: &Tenants) -> Result<(), Se
 }
 
 /// The names of those who are told. What an operator declared to be shared is nobody's prompt, and what is told hangs on it.
-pub(crate) fn told(config: &KvEventsConfig, tenants: &Arc<Tenants>) -> Told {
+pub(crate) fn told(config: &KvEventsConfig, tenants: &Arc<Tenants>) -> CacheNames {
     let (names, tenants) = (config.tenants.clone(), tenants.clone());
     Box::new(move |id| match (&names, tenants.cache_name(id)) {
         (None, name) => Some(name.map_or_else(|| "".into(), |(_, name)| name)),

@@ -84,13 +84,13 @@ struct UnsavedUsage {
 }
 
 /// What one key of one tenant uses.
-pub(crate) struct Meter {
+pub(crate) struct UsageMeter {
     tenant: Arc<str>,
     key: Arc<str>,
     inner: Mutex<UnsavedUsage>,
 }
 
-impl Meter {
+impl UsageMeter {
     /// The engine took a prompt.
     pub fn request(&self) {
         self.add(Count { requests: 1, ..Count::default() });
@@ -122,7 +122,7 @@ impl Meter {
 struct Used {
     /// With keys that are not in use.
     past: Count,
-    keys: HashMap<Arc<str>, Arc<Meter>>,
+    keys: HashMap<Arc<str>, Arc<UsageMeter>>,
     /// Kept until it is saved.
     left: bool,
 }
@@ -162,12 +162,12 @@ impl Meters {
         })
     }
 
-    pub fn of(&self, tenant: &Tenant) -> Arc<Meter> {
+    pub fn of(&self, tenant: &Tenant) -> Arc<UsageMeter> {
         let mut meters = self.meters.lock();
         let used = meters.entry(tenant.id).or_default();
         let new = || {
             let (tenant, key) = (tenant.name.clone(), tenant.key.clone());
-            Arc::new(Meter { tenant, key, inner: Mutex::default() })
+            Arc::new(UsageMeter { tenant, key, inner: Mutex::default() })
         };
         used.keys.entry(tenant.key.clone()).or_insert_with(new).clone()
     }
@@ -205,7 +205,7 @@ impl Meters {
         });
     }
 
-    fn all(&self) -> Vec<Arc<Meter>> {
+    fn all(&self) -> Vec<Arc<UsageMeter>> {
         self.meters.lock().values().flat_map(|used| used.keys.values().cloned()).collect()
     }
 
@@ -218,7 +218,7 @@ impl Meters {
 
     fn write(&self) {
         let mut rows = self.rows.lock();
-        let take = |meter: Arc<Meter>| {
+        let take = |meter: Arc<UsageMeter>| {
             let counts = std::mem::take(&mut meter.inner.lock().unsaved);
             (counts, meter)
         };

@@ -50,7 +50,7 @@ pub struct Callout {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalloutAnswer {
-    action: Action,
+    action: CalloutAction,
     messages: Option<Vec<Value>>,
     prompt: Option<String>,
     text: Option<String>,
@@ -62,7 +62,7 @@ pub struct CalloutAnswer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Action {
+enum CalloutAction {
     Allow,
     Deny,
     Redact,
@@ -91,8 +91,8 @@ impl CalloutAnswer {
         let of_input = answer.messages.is_some() || answer.prompt.is_some();
         let of_output = answer.text.is_some() || answer.reasoning.is_some() || answer.arguments.is_some();
         let fits = match (answer.action, stage) {
-            (Action::Redact, "input") => of_input && !of_output,
-            (Action::Redact, _) => of_output && !of_input,
+            (CalloutAction::Redact, "input") => of_input && !of_output,
+            (CalloutAction::Redact, _) => of_output && !of_input,
             _ => !of_input && !of_output,
         };
         if fits { Ok(answer) } else { Err("its answer's texts do not go with the action and stage") }
@@ -101,10 +101,10 @@ impl CalloutAnswer {
     /// For the figures.
     pub fn action(&self) -> &'static str {
         match self.action {
-            Action::Allow => "allow",
-            Action::Deny => "deny",
-            Action::Redact => "redact",
-            Action::Annotate => "annotate",
+            CalloutAction::Allow => "allow",
+            CalloutAction::Deny => "deny",
+            CalloutAction::Redact => "redact",
+            CalloutAction::Annotate => "annotate",
         }
     }
 
@@ -124,7 +124,7 @@ impl CalloutAnswer {
     /// What stands in a prompt's place; an error: it is denied.
     pub fn of_prompt(self) -> Result<Option<Replacement>, ()> {
         match (self.action, self.messages, self.prompt) {
-            (Action::Deny, ..) => Err(()),
+            (CalloutAction::Deny, ..) => Err(()),
             (_, Some(messages), _) => Ok(Some(Replacement::Messages(messages))),
             (_, _, Some(prompt)) => Ok(Some(Replacement::Prompt(prompt))),
             _ => Ok(None),
@@ -134,7 +134,7 @@ impl CalloutAnswer {
     /// What stands in an answer's place; an error: it is denied.
     pub fn of_answer(self) -> Result<Texts, ()> {
         match self.action {
-            Action::Deny => Err(()),
+            CalloutAction::Deny => Err(()),
             _ => Ok(Texts { text: self.text, reasoning: self.reasoning, arguments: self.arguments }),
         }
     }

@@ -27,7 +27,7 @@ use super::rules::{Rules, merge};
 use folio_api::events::{Delta, Scored};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum AnswerField {
     Content,
     Reasoning,
     Arguments(u32),
@@ -35,7 +35,7 @@ enum Field {
 
 /// One field's way through the rules. Offsets count bytes of all pieces of the answer, in their order.
 struct Channel {
-    field: Field,
+    field: AnswerField,
     scan: Scan,
     /// Of arguments.
     escapes: Option<Escapes>,
@@ -44,7 +44,7 @@ struct Channel {
 }
 
 /// A piece that waits.
-enum Waiting {
+enum HeldPiece {
     Text {
         channel: usize,
         start: u64,
@@ -67,13 +67,13 @@ struct Group {
 }
 
 /// See the module documentation.
-pub struct Gate {
+pub struct AnswerGate {
     rules: Arc<Rules>,
     tokenizer: Arc<Tokenizer>,
     /// Reasoning is read, and shown too.
     shows_reasoning: bool,
     channels: Vec<Channel>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<HeldPiece>,
     groups: VecDeque<Group>,
     open: Group,
     /// Bytes that came.
@@ -87,7 +87,7 @@ pub struct Gate {
     hits: Vec<Hit>,
 }
 
-impl Gate {
+impl AnswerGate {
     pub fn new(rules: Arc<Rules>, tokenizer: Arc<Tokenizer>, shows_reasoning: bool) -> Self {
         Self {
             rules,
@@ -137,16 +137,16 @@ impl Gate {
             return;
         }
         let (field, text) = match piece {
-            OutputEvent::Content(text) => (Field::Content, text),
-            OutputEvent::Reasoning(text) => (Field::Reasoning, text),
-            OutputEvent::Arguments { index, text } => (Field::Arguments(index), text),
+            OutputEvent::Content(text) => (AnswerField::Content, text),
+            OutputEvent::Reasoning(text) => (AnswerField::Reasoning, text),
+            OutputEvent::Arguments { index, text } => (AnswerField::Arguments(index), text),
             OutputEvent::CallStarted { index, id, name } => {
                 // A name has nothing that could stand in its place.
                 if let Some(rule) = self.rules.first_in(&name) {
                     return self.deny(self.end, rule);
                 }
                 let piece = OutputEvent::CallStarted { index, id, name };
-                return self.waiting.push_back(Waiting::Call { at: self.end, piece });
+                return self.waiting.push_back(HeldPiece::Call { at: self.end, piece });
             }
             OutputEvent::CallEnded { .. } => return,
         };
@@ -164,14 +164,14 @@ impl Gate {
         if read == 0 {
             return;
         }
-        self.waiting.push_back(Waiting::Text { channel, start, text: text[..read].to_owned() });
+        self.waiting.push_back(HeldPiece::Text { channel, start, text: text[..read].to_owned() });
     }
 
-    fn channel(&mut self, field: Field) -> usize {
+    fn channel(&mut self, field: AnswerField) -> usize {
         if let Some(index) = self.channels.iter().position(|channel| channel.field == field) {
             return index;
         }
-        let escapes = matches!(field, Field::Arguments(_)).then(Escapes::default);
+        let escapes = matches!(field, AnswerField::Arguments(_)).then(Escapes::default);
         self.channels.push(Channel { field, scan: Scan::default(), escapes, replaced: Vec::new() });
         self.channels.len() - 1
     }
@@ -245,13 +245,13 @@ impl Gate {
         let horizon = self.horizon();
         while let Some(piece) = self.waiting.pop_front() {
             match piece {
-                Waiting::Call { at, piece } if at <= horizon => out.push(piece),
-                Waiting::Text { channel, start, text } if start < horizon => {
+                HeldPiece::Call { at, piece } if at <= horizon => out.push(piece),
+                HeldPiece::Text { channel, start, text } if start < horizon => {
                     let certain = ((horizon - start) as usize).min(text.len());
                     self.show(channel, start, &text[..certain], out);
                     if certain < text.len() {
                         let rest = text[certain..].to_owned();
-                        self.waiting.push_front(Waiting::Text { channel, start: horizon, text: rest });
+                        self.waiting.push_front(HeldPiece::Text { channel, start: horizon, text: rest });
                         break;
                     }
                 }
@@ -302,11 +302,11 @@ impl Gate {
                 shift += replacement.chars().count() as isize;
                 self.redacted.insert(hit.rule);
                 match field {
-                    Field::Arguments(_) => shown.push_str(&in_a_string(replacement)),
+                    AnswerField::Arguments(_) => shown.push_str(&in_a_string(replacement)),
                     _ => shown.push_str(replacement),
                 }
             }
-            if *field == Field::Content {
+            if *field == AnswerField::Content {
                 self.shifts.push((within.end, shift));
             }
             at = within.end;
@@ -316,10 +316,10 @@ impl Gate {
             return;
         }
         match *field {
-            Field::Content => out.push(OutputEvent::Content(shown)),
-            Field::Reasoning if !self.shows_reasoning => {}
-            Field::Reasoning => out.push(OutputEvent::Reasoning(shown)),
-            Field::Arguments(index) => out.push(OutputEvent::Arguments { index, text: shown }),
+            AnswerField::Content => out.push(OutputEvent::Content(shown)),
+            AnswerField::Reasoning if !self.shows_reasoning => {}
+            AnswerField::Reasoning => out.push(OutputEvent::Reasoning(shown)),
+            AnswerField::Arguments(index) => out.push(OutputEvent::Arguments { index, text: shown }),
         }
     }
 }

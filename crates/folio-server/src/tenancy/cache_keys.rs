@@ -23,14 +23,14 @@ struct Figures {
 }
 
 #[derive(Default)]
-struct Keys {
+struct KeyTable {
     figures: HashMap<String, Figures>,
     uses: u64,
 }
 
 /// See the module documentation.
 #[derive(Default)]
-pub struct CacheKeys(Mutex<HashMap<TenantId, Keys>>);
+pub struct CacheKeys(Mutex<HashMap<TenantId, KeyTable>>);
 
 impl CacheKeys {
     /// One prompt was computed under `key`. O(1), and O(keys) for a new key where there are too many.

@@ -354,11 +354,11 @@ impl Stamp {
 pub(crate) struct KeyFile {
     path: PathBuf,
     seen: Option<Stamp>,
-    keys: Arc<Keys>,
+    keys: Arc<KeyRecords>,
 }
 
 /// Digests and records by key id.
-type Keys = HashMap<String, ([u8; 32], KeyRecord)>;
+type KeyRecords = HashMap<String, ([u8; 32], KeyRecord)>;
 
 impl KeyFile {
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
@@ -402,7 +402,7 @@ impl KeyFile {
     }
 }
 
-fn read_keys(path: &Path) -> Result<Keys, KeyFileError> {
+fn read_keys(path: &Path) -> Result<KeyRecords, KeyFileError> {
     let digest = |(id, record): (String, KeyRecord)| {
         let mut digest = [0; 32];
         hex::decode_to_slice(&record.digest, &mut digest)

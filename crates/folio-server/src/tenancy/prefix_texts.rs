@@ -12,21 +12,21 @@ use parking_lot::Mutex;
 /// Tokens remembered for each tenant: 4 MiB.
 const TOKENS_MAX: usize = 1 << 20;
 
-struct Text {
+struct PrefixText {
     tokens: Arc<[u32]>,
     /// Order of use.
     used: u64,
 }
 
 #[derive(Default)]
-struct Texts {
-    of: HashMap<PrefixId, Text>,
+struct PrefixTable {
+    of: HashMap<PrefixId, PrefixText>,
     /// Of all of them.
     tokens: usize,
     uses: u64,
 }
 
-impl Texts {
+impl PrefixTable {
     fn remove(&mut self, id: PrefixId) {
         if let Some(text) = self.of.remove(&id) {
             self.tokens -= text.tokens.len();
@@ -42,7 +42,7 @@ impl Texts {
 
 /// See the module documentation.
 #[derive(Default)]
-pub struct PrefixTexts(Mutex<HashMap<TenantId, Texts>>);
+pub struct PrefixTexts(Mutex<HashMap<TenantId, PrefixTable>>);
 
 impl PrefixTexts {
     /// O(texts of the tenant) where others must go for it. One that is longer than all may be is not kept.
@@ -54,11 +54,11 @@ impl PrefixTexts {
             return;
         }
         let is_over =
-            |texts: &Texts| texts.of.len() >= PREFIXES_MAX || texts.tokens + tokens.len() > TOKENS_MAX;
+            |texts: &PrefixTable| texts.of.len() >= PREFIXES_MAX || texts.tokens + tokens.len() > TOKENS_MAX;
         while is_over(texts) && texts.remove_oldest() {}
         texts.uses += 1;
         texts.tokens += tokens.len();
-        texts.of.insert(id, Text { tokens, used: texts.uses });
+        texts.of.insert(id, PrefixText { tokens, used: texts.uses });
     }
 
     pub fn get(&self, tenant: TenantId, id: PrefixId) -> Option<Arc<[u32]>> {

@@ -58,7 +58,7 @@ pub struct Tenants {
 /// The file of keys. Whoever asks with one of them first has a look at it that began after the request came ([`Tenants::look`]), off the
 /// event loop, which takes what was read and waits for nothing.
 struct File {
-    read: Mutex<Arc<Read>>,
+    read: Mutex<Arc<KeysRead>>,
     /// One look at a time.
     reading: Mutex<()>,
     /// Its holder looks for all who wait.
@@ -69,7 +69,7 @@ struct File {
 }
 
 /// What was read of the file.
-struct Read {
+struct KeysRead {
     keys: KeyFile,
     /// Of the valid ones, by key id.
     holders: HashMap<String, Tenant>,
@@ -194,7 +194,7 @@ impl Tenants {
     }
 
     /// Who holds the keys of the file.
-    fn held(&self, keys: KeyFile) -> Read {
+    fn held(&self, keys: KeyFile) -> KeysRead {
         let now_s = unix_s();
         let records = keys.records().filter(|record| record.state(now_s) == "valid");
         let holders = records
@@ -204,7 +204,7 @@ impl Tenants {
                 (record.id.clone(), Tenant { key: record.id.as_str().into(), scopes, ..tenant })
             })
             .collect();
-        Read { keys, holders }
+        KeysRead { keys, holders }
     }
 
     /// Reads the file again if it changed, or if `again`. Blocks.
@@ -222,7 +222,7 @@ impl Tenants {
 
     /// Comes back when what is known of the file is not older than this call. Whoever comes while somebody looks has the next look,
     /// together with all others who do.
-    async fn look(self: &Arc<Self>) -> Option<Arc<Read>> {
+    async fn look(self: &Arc<Self>) -> Option<Arc<KeysRead>> {
         let file = self.file.as_ref()?;
         let wanted = file.begun.load(Ordering::Acquire) + 1;
         let _turn = file.turn.lock().await;

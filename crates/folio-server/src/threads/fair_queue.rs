@@ -36,20 +36,20 @@ struct QueueState<K: Ord + Clone> {
     free_large: usize,
     waiting_max: usize,
     /// By when they would begin, and then by arrival: small ones, large ones.
-    waiting: [BTreeMap<(u64, u64), Piece<K>>; 2],
-    owners: BTreeMap<K, Owner>,
+    waiting: [BTreeMap<(u64, u64), QueuedPiece<K>>; 2],
+    owners: BTreeMap<K, OwnerState>,
     /// When the piece that was begun last was to begin.
     now: u64,
     arrived: u64,
 }
 
-struct Piece<K: Ord + Clone> {
+struct QueuedPiece<K: Ord + Clone> {
     owner: K,
     begin: oneshot::Sender<Turn<K>>,
 }
 
 #[derive(Default)]
-struct Owner {
+struct OwnerState {
     /// When its last piece would be over if it had a turn of its own.
     end: u64,
     waiting: usize,
@@ -131,7 +131,7 @@ impl<K: Ord + Clone> FairQueue<K> {
         entry.end = start + cost.max(1);
         entry.waiting += 1;
         let key = (start, arrived);
-        inner.waiting[usize::from(large)].insert(key, Piece { owner: owner.clone(), begin });
+        inner.waiting[usize::from(large)].insert(key, QueuedPiece { owner: owner.clone(), begin });
         Ok(Wait { queue: self.clone(), key, large, receiver })
     }
 
@@ -154,7 +154,7 @@ impl<K: Ord + Clone> QueueState<K> {
         if self.free == 0 {
             return None;
         }
-        let first = |line: &BTreeMap<(u64, u64), Piece<K>>| line.keys().next().copied();
+        let first = |line: &BTreeMap<(u64, u64), QueuedPiece<K>>| line.keys().next().copied();
         let small = first(&self.waiting[0]);
         let large = first(&self.waiting[1]).filter(|_| self.free_large > 0);
         let is_large = match (small, large) {

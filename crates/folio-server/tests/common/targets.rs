@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::{Client, EOS, FakeEngine, Reply, modelled, reply, tool_app};
 
-/// Every route that reads JSON.
-pub const ROUTES: [&str; 20] = [
+/// Every route that takes a POST of JSON, and something in the place of an id.
+pub const ROUTES: [&str; 21] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -34,6 +34,7 @@ pub const ROUTES: [&str; 20] = [
     "/api/embeddings",
     "/api/show",
     "/api/pull",
+    "/v1/batches/batch_0/cancel",
 ];
 
 /// Longest that one answer may take before it counts as none.

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::targets::ROUTES;
 use common::{FakeEngine, app};
 use folio_server::{Declared, Limits, Listeners, Server, ServerConfig};
 use serde_json::{Value, json};
@@ -112,20 +113,7 @@ async fn bodies_that_take_long_to_read_delay_nobody_else() {
 async fn what_is_over_its_limit_is_refused_before_it_is_read() {
     let served = served(Limits::default(), json!({"requests_per_minute": 5})).await;
     let address = served.address;
-    for path in [
-        "/v1/completions",
-        "/tokenize",
-        "/detokenize",
-        "/v1/messages/count_tokens",
-        "/v1/completions/render",
-        "/v1/files",
-        "/v1/batches",
-        "/v1/embeddings",
-        "/v1/cache/prefixes",
-        "/api/chat",
-        "/api/embed",
-        "/api/show",
-    ] {
+    for path in ROUTES.into_iter().chain(["/v1/files"]) {
         // Its limit is used up by requests that are refused for what is in them.
         for _ in 0..5 {
             ask(address, path, "bad", "{").await;

@@ -42,12 +42,15 @@ enum Attack {
     HalfHeads,
     Prefixes,
     Grammars,
+    Choices,
+    Ollama,
+    Kept,
     Strangers,
 }
 
 use Attack::*;
 
-const ATTACKS: [Attack; 13] = [
+const ATTACKS: [Attack; 16] = [
     Gets,
     Downloads,
     Uploads,
@@ -60,6 +63,9 @@ const ATTACKS: [Attack; 13] = [
     HalfHeads,
     Prefixes,
     Grammars,
+    Choices,
+    Ollama,
+    Kept,
     Strangers,
 ];
 
@@ -208,6 +214,23 @@ impl Prepared {
                         &json!({"prompt": "hi", "max_tokens": 1, "structured_outputs": {"json": schema}}),
                     )
                     .await
+                }
+                Choices => {
+                    let body = json!({"prompt": vec!["hi"; 256], "n": 2, "max_tokens": 4, "stream": true});
+                    post(address, "/v1/completions", &body).await
+                }
+                Ollama => {
+                    let body = json!({"messages": [{"role": "user", "content": format!("{round} a")}],
+                        "options": {"num_predict": 1000}});
+                    post(address, "/api/chat", &body).await
+                }
+                Kept => {
+                    let body = json!({"input": format!("{round} ab").repeat(10_000), "max_output_tokens": 500,
+                        "background": true, "stream": true});
+                    let told = post(address, "/v1/responses", &body).await;
+                    let id = told.find("resp_").map_or("none", |at| &told[at..at + 37]);
+                    send(address, "GET", &format!("/v1/responses/{id}?stream=true"), "", "").await;
+                    send(address, "DELETE", &format!("/v1/responses/{id}"), "", "").await
                 }
                 Strangers => {
                     post(address, "/v1/completions?stranger", &json!({"prompt": "a".repeat(100_000)})).await

@@ -18,7 +18,7 @@ use tokenizers::{AddedToken, Tokenizer as Library};
 pub(crate) use pieces::Pieces;
 
 use crate::error::TextError;
-use crate::tokenizer::{Encoder, Parts, SpecialToken, SpecialTokens, Tokenizer};
+use crate::tokenizer::{Encoder, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts};
 
 /// Builds the tokenizer of a vocabulary; `file` is for messages.
 pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Tokenizer, TextError> {
@@ -55,7 +55,7 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
     let ids = &vocabulary.ids;
     let tokens = vocabulary.tokens.iter().map(|token| Some((*token).to_owned())).collect();
     let special = special_tokens(vocabulary);
-    Tokenizer::from_parts(Parts {
+    Tokenizer::from_parts(TokenizerParts {
         encoder,
         decoder: &decoder,
         tokens,

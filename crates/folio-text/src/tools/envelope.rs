@@ -8,7 +8,7 @@ use super::format::NAME_MAX;
 use super::json::{Feed, JsonScanner, unquoted};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum EnvelopeField {
     Name,
     Arguments,
     Id,
@@ -23,13 +23,13 @@ enum EnvelopeState {
     Open,
     FirstKey,
     Key,
-    Colon(Field),
-    Value(Field),
+    Colon(EnvelopeField),
+    Value(EnvelopeField),
     /// A string that is a key, or a value that is not streamed, from this byte on.
     Skip {
         start: usize,
         scanner: JsonScanner,
-        field: Option<Field>,
+        field: Option<EnvelopeField>,
     },
     After,
 }
@@ -94,7 +94,7 @@ impl Envelope {
                     continue;
                 }
                 (EnvelopeState::Colon(field), b':') => EnvelopeState::Value(*field),
-                (EnvelopeState::Value(Field::Arguments), b'{')
+                (EnvelopeState::Value(EnvelopeField::Arguments), b'{')
                     if self.name.is_some() && self.arguments.is_none() && !self.streamed =>
                 {
                     self.streamed = true;
@@ -103,11 +103,11 @@ impl Envelope {
                 }
                 (EnvelopeState::Value(field), _) => {
                     let fits = match field {
-                        Field::Name => byte == b'"',
-                        Field::Arguments => matches!(byte, b'{' | b'"' | b'n') && !self.streamed,
-                        Field::Id => true,
-                        Field::Type => byte == b'"',
-                        Field::Index => byte.is_ascii_digit(),
+                        EnvelopeField::Name => byte == b'"',
+                        EnvelopeField::Arguments => matches!(byte, b'{' | b'"' | b'n') && !self.streamed,
+                        EnvelopeField::Id => true,
+                        EnvelopeField::Type => byte == b'"',
+                        EnvelopeField::Index => byte.is_ascii_digit(),
                     };
                     if !fits {
                         return Progress::Fail;
@@ -137,31 +137,33 @@ impl Envelope {
     }
 
     /// A key or value is complete; what comes next.
-    fn skipped(&mut self, text: &str, field: Option<Field>) -> Option<EnvelopeState> {
+    fn skipped(&mut self, text: &str, field: Option<EnvelopeField>) -> Option<EnvelopeState> {
         let Some(field) = field else {
             return Some(EnvelopeState::Colon(match unquoted(text)?.as_str() {
-                "name" | "tool_name" | "function" => Field::Name,
-                "arguments" | "parameters" | "args" => Field::Arguments,
-                "id" | "tool_call_id" => Field::Id,
-                "type" => Field::Type,
-                "index" => Field::Index,
+                "name" | "tool_name" | "function" => EnvelopeField::Name,
+                "arguments" | "parameters" | "args" => EnvelopeField::Arguments,
+                "id" | "tool_call_id" => EnvelopeField::Id,
+                "type" => EnvelopeField::Type,
+                "index" => EnvelopeField::Index,
                 _ => return None,
             }));
         };
         match field {
-            Field::Name if self.name.is_none() => {
+            EnvelopeField::Name if self.name.is_none() => {
                 let name = unquoted(text)?;
                 if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
                     return None;
                 }
                 self.name = Some(name);
             }
-            Field::Arguments if self.arguments.is_none() => self.arguments = Some(arguments(text)?),
+            EnvelopeField::Arguments if self.arguments.is_none() => self.arguments = Some(arguments(text)?),
             // Twice.
-            Field::Name | Field::Arguments => return None,
-            Field::Id => self.id = self.id.take().or_else(|| unquoted(text).filter(|id| !id.is_empty())),
-            Field::Type if text != "\"function\"" => return None,
-            Field::Type | Field::Index => {}
+            EnvelopeField::Name | EnvelopeField::Arguments => return None,
+            EnvelopeField::Id => {
+                self.id = self.id.take().or_else(|| unquoted(text).filter(|id| !id.is_empty()))
+            }
+            EnvelopeField::Type if text != "\"function\"" => return None,
+            EnvelopeField::Type | EnvelopeField::Index => {}
         }
         Some(EnvelopeState::After)
     }

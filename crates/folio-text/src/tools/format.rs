@@ -4,7 +4,7 @@
 //! Owns: every marker and name of a format. Must never: look at text; that is the machine's work. Adding a family means
 //! adding a row (and its example to `tests/common/answers.rs`).
 
-use super::literal::Dialect;
+use super::literal::LiteralDialect;
 
 /// Longest name of a function, bytes.
 pub const NAME_MAX: usize = 256;
@@ -27,7 +27,7 @@ pub enum Piece {
     /// The arguments, each between markers.
     Markup(&'static Markup),
     /// A whole call as a literal.
-    Literal(Dialect),
+    Literal(LiteralDialect),
 }
 
 /// Arguments between markers.
@@ -36,7 +36,7 @@ pub struct Markup {
     /// Before a key.
     pub open: &'static str,
     /// After a key, before its value; which one it is may say what the value is.
-    pub value: &'static [(&'static str, Value)],
+    pub value: &'static [(&'static str, ArgumentForm)],
     /// After a value.
     pub close: &'static str,
     /// After the last value.
@@ -46,7 +46,7 @@ pub struct Markup {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum ArgumentForm {
     /// The function's schema knows.
     BySchema,
     Text,
@@ -146,33 +146,36 @@ const FORMAT: ToolFormat = ToolFormat {
 
 const QWEN_MARKUP: Markup = Markup {
     open: "<parameter=",
-    value: &[(">", Value::BySchema)],
+    value: &[(">", ArgumentForm::BySchema)],
     close: "</parameter>",
     end: "</function>",
     newlines: true,
 };
 const GLM_MARKUP: Markup = Markup {
     open: "<arg_key>",
-    value: &[("</arg_key>\n<arg_value>", Value::BySchema), ("</arg_key><arg_value>", Value::BySchema)],
+    value: &[
+        ("</arg_key>\n<arg_value>", ArgumentForm::BySchema),
+        ("</arg_key><arg_value>", ArgumentForm::BySchema),
+    ],
     close: "</arg_value>",
     end: "</tool_call>",
     newlines: false,
 };
 const MINIMAX_MARKUP: Markup = Markup {
     open: "<parameter name=\"",
-    value: &[("\">", Value::BySchema)],
+    value: &[("\">", ArgumentForm::BySchema)],
     close: "</parameter>",
     end: "</invoke>",
     newlines: false,
 };
 const DSML_MARKUP: Markup = Markup {
     open: "<｜DSML｜parameter name=\"",
-    value: &[("\" string=\"true\">", Value::Text), ("\" string=\"false\">", Value::Json)],
+    value: &[("\" string=\"true\">", ArgumentForm::Text), ("\" string=\"false\">", ArgumentForm::Json)],
     close: "</｜DSML｜parameter>",
     end: "</｜DSML｜invoke>",
     newlines: false,
 };
-const GEMMA: Dialect = Dialect::Marked { quotes: &["<|\"|>", "<escape>", "\""] };
+const GEMMA: LiteralDialect = LiteralDialect::Marked { quotes: &["<|\"|>", "<escape>", "\""] };
 
 /// A list of envelopes in JSON's brackets.
 const fn json_list(open: &'static [&'static str], close: &'static [&'static str]) -> Shape {
@@ -224,7 +227,7 @@ const DEEPSEEK_V31: Shape = Shape {
     ..SHAPE
 };
 
-const PYTHON: &[Piece] = &[Piece::Literal(Dialect::Python)];
+const PYTHON: &[Piece] = &[Piece::Literal(LiteralDialect::Python)];
 
 /// All formats. For a template that fits several, the first counts.
 pub static TOOL_FORMATS: &[ToolFormat] = &[
@@ -632,7 +635,7 @@ impl Piece {
                 let values = markup.value.iter().map(|(text, _)| *text);
                 values.chain([markup.open, markup.close, markup.end]).collect()
             }
-            Self::Literal(Dialect::Marked { quotes }) => quotes.to_vec(),
+            Self::Literal(LiteralDialect::Marked { quotes }) => quotes.to_vec(),
             _ => Vec::new(),
         }
     }

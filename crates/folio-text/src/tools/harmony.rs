@@ -20,7 +20,7 @@ const HEADER_MAX: usize = 512;
 
 /// What a message's text is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum MessageKind {
     Content,
     Reasoning,
     /// Arguments of this function.
@@ -32,7 +32,7 @@ pub enum Body {
 pub enum Header {
     More,
     /// It ends before this byte.
-    Message(usize, Body),
+    Message(usize, MessageKind),
     /// There is none.
     Never,
 }
@@ -57,7 +57,7 @@ pub fn header(text: &str, has_function: impl Fn(&str) -> bool) -> Header {
     }
 }
 
-fn body(header: &str, has_function: impl Fn(&str) -> bool) -> Option<Body> {
+fn body(header: &str, has_function: impl Fn(&str) -> bool) -> Option<MessageKind> {
     let mut spaced = header.to_owned();
     for marker in BEGINS {
         spaced = spaced.replace(marker, " ");
@@ -77,10 +77,10 @@ fn body(header: &str, has_function: impl Fn(&str) -> bool) -> Option<Body> {
             let function = recipient.strip_prefix("functions.").unwrap_or(&recipient);
             let known = function.len() < recipient.len() || has_function(function);
             let valid = !function.is_empty() && function.bytes().all(super::literal::is_name_byte);
-            (known && valid).then(|| Body::Arguments(function.to_owned()))
+            (known && valid).then(|| MessageKind::Arguments(function.to_owned()))
         }
-        None if channel.trim_start().starts_with("analysis") => Some(Body::Reasoning),
-        None => Some(Body::Content),
+        None if channel.trim_start().starts_with("analysis") => Some(MessageKind::Reasoning),
+        None => Some(MessageKind::Content),
     }
 }
 
@@ -92,11 +92,11 @@ mod tests {
     fn headers() {
         let read = |text: &str| header(text, |name| name == "f");
         let of = |text: &str, body| assert_eq!(read(text), Header::Message(text.len(), body), "{text}");
-        of("<|channel|>analysis<|message|>", Body::Reasoning);
-        of("<|start|>assistant<|channel|>final<|message|>", Body::Content);
-        of("<|channel|>commentary<|message|>", Body::Content);
-        of("<|message|>", Body::Content);
-        let call = || Body::Arguments("f".into());
+        of("<|channel|>analysis<|message|>", MessageKind::Reasoning);
+        of("<|start|>assistant<|channel|>final<|message|>", MessageKind::Content);
+        of("<|channel|>commentary<|message|>", MessageKind::Content);
+        of("<|message|>", MessageKind::Content);
+        let call = || MessageKind::Arguments("f".into());
         of("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", call());
         of("<|start|>assistant to=functions.f<|channel|>commentary json<|message|>", call());
         of(" to=functions.f<|channel|>commentary<|message|>", call());

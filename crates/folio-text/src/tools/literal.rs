@@ -8,7 +8,7 @@ use super::json::quoted;
 use crate::work;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
+pub enum LiteralDialect {
     /// `f(a=1, b='x', c=True)`
     Python,
     /// `f{a:1,b:<escape>x<escape>}`, with these marks around strings.
@@ -37,20 +37,20 @@ pub enum End {
 
 impl CallEnd {
     /// Give the same call's text again with more at its end; what was looked at is not looked at again.
-    pub fn find(&mut self, text: &str, dialect: Dialect) -> End {
+    pub fn find(&mut self, text: &str, dialect: LiteralDialect) -> End {
         let from = self.pos;
         let end = self.look(text, dialect);
         work::add(self.pos - from);
         end
     }
 
-    fn look(&mut self, text: &str, dialect: Dialect) -> End {
+    fn look(&mut self, text: &str, dialect: LiteralDialect) -> End {
         let bytes = text.as_bytes();
         while let Some(&byte) = bytes.get(self.pos) {
             let rest = &text.as_bytes()[self.pos..];
             if let Some(quote) = self.quote {
                 match byte {
-                    b'\\' if dialect == Dialect::Python => match rest.len() {
+                    b'\\' if dialect == LiteralDialect::Python => match rest.len() {
                         1 => return End::More,
                         _ => self.pos += 2,
                     },
@@ -96,7 +96,7 @@ impl CallEnd {
     }
 }
 
-impl Dialect {
+impl LiteralDialect {
     fn open(self) -> u8 {
         match self {
             Self::Python => b'(',
@@ -118,7 +118,7 @@ pub fn is_name_byte(byte: u8) -> bool {
 }
 
 /// Name and arguments of a complete call.
-pub fn translate(call: &str, dialect: Dialect) -> Option<(String, String)> {
+pub fn translate(call: &str, dialect: LiteralDialect) -> Option<(String, String)> {
     let open = call.find(dialect.open() as char)?;
     let (name, arguments) = call.split_at(open);
     if name.is_empty() || !name.bytes().all(is_name_byte) {
@@ -126,7 +126,7 @@ pub fn translate(call: &str, dialect: Dialect) -> Option<(String, String)> {
     }
     let mut reader = LiteralReader { text: &arguments[1..], dialect };
     let mut out = String::new();
-    let close = if dialect == Dialect::Python { ')' } else { '}' };
+    let close = if dialect == LiteralDialect::Python { ')' } else { '}' };
     reader.members(close, &mut out, 0)?;
     reader.text.trim().is_empty().then(|| (name.to_owned(), out))
 }
@@ -137,14 +137,14 @@ pub fn python_value(text: &str) -> Option<String> {
     if !text.starts_with(['[', '{']) {
         return None;
     }
-    let (mut reader, mut out) = (LiteralReader { text, dialect: Dialect::Python }, String::new());
+    let (mut reader, mut out) = (LiteralReader { text, dialect: LiteralDialect::Python }, String::new());
     reader.value(&mut out, 0)?;
     reader.text.is_empty().then_some(out)
 }
 
 struct LiteralReader<'a> {
     text: &'a str,
-    dialect: Dialect,
+    dialect: LiteralDialect,
 }
 
 impl LiteralReader<'_> {
@@ -162,7 +162,7 @@ impl LiteralReader<'_> {
     /// The arguments of a call, or the members of one of Gemma's objects.
     fn members(&mut self, close: char, out: &mut String, depth: usize) -> Option<()> {
         let close = close.encode_utf8(&mut [0; 4]).to_owned();
-        let between = if self.dialect == Dialect::Python { "=" } else { ":" };
+        let between = if self.dialect == LiteralDialect::Python { "=" } else { ":" };
         out.push('{');
         let mut first = true;
         while !self.eat(&close) {
@@ -177,7 +177,7 @@ impl LiteralReader<'_> {
             }
             self.blank();
             let key = match self.string() {
-                Some(key) if self.dialect != Dialect::Python => key,
+                Some(key) if self.dialect != LiteralDialect::Python => key,
                 Some(_) => return None,
                 None => self.word()?.to_owned(),
             };
@@ -214,13 +214,13 @@ impl LiteralReader<'_> {
         if self.eat("[") {
             return self.list("]", out, depth);
         }
-        if self.dialect == Dialect::Python && self.eat("(") {
+        if self.dialect == LiteralDialect::Python && self.eat("(") {
             return self.list(")", out, depth);
         }
         if self.eat("{") {
             return match self.dialect {
-                Dialect::Python => self.dict(out, depth),
-                Dialect::Marked { .. } => self.members('}', out, depth),
+                LiteralDialect::Python => self.dict(out, depth),
+                LiteralDialect::Marked { .. } => self.members('}', out, depth),
             };
         }
         self.scalar(out)
@@ -281,7 +281,7 @@ impl LiteralReader<'_> {
     }
 
     fn scalar(&mut self, out: &mut String) -> Option<()> {
-        let marked = self.dialect != Dialect::Python;
+        let marked = self.dialect != LiteralDialect::Python;
         let ends =
             |c: char| matches!(c, ',' | ')' | ']' | '}') || (!marked && (c.is_whitespace() || c == ':'));
         let end = self.text.find(ends);
@@ -309,7 +309,7 @@ impl LiteralReader<'_> {
     fn string(&mut self) -> Option<String> {
         let quote = self.dialect.quotes().iter().find(|quote| self.text.starts_with(**quote))?;
         let inside = &self.text[quote.len()..];
-        if self.dialect != Dialect::Python {
+        if self.dialect != LiteralDialect::Python {
             let found = inside.split_once(quote);
             work::add(found.map_or(inside.len(), |(text, _)| text.len()));
             let (text, rest) = found?;
@@ -376,9 +376,9 @@ fn number(word: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    const GEMMA: Dialect = Dialect::Marked { quotes: &["<|\"|>", "<escape>", "\""] };
+    const GEMMA: LiteralDialect = LiteralDialect::Marked { quotes: &["<|\"|>", "<escape>", "\""] };
 
-    fn whole(text: &str, dialect: Dialect) -> Option<(String, String)> {
+    fn whole(text: &str, dialect: LiteralDialect) -> Option<(String, String)> {
         match CallEnd::default().find(text, dialect) {
             End::At(end) => translate(&text[..end], dialect),
             _ => None,
@@ -398,7 +398,7 @@ mod tests {
             ("f(s=\"a)b\\n\", t='''it's''')", "f", r#"{"s": "a)b\n", "t": "it's"}"#),
             ("f(e='', u='\\u00e9\\q')", "f", r#"{"e": "", "u": "é\\q"}"#),
         ] {
-            assert_eq!(whole(call, Dialect::Python), Some((name.into(), arguments.into())), "{call}");
+            assert_eq!(whole(call, LiteralDialect::Python), Some((name.into(), arguments.into())), "{call}");
         }
         for bad in [
             "f(1)",
@@ -412,7 +412,7 @@ mod tests {
             "f(x=1+2)",
             "()",
         ] {
-            assert_eq!(whole(bad, Dialect::Python), None, "{bad}");
+            assert_eq!(whole(bad, LiteralDialect::Python), None, "{bad}");
         }
     }
 
@@ -445,7 +445,7 @@ mod tests {
     #[test]
     fn the_end_is_found_at_every_split() {
         for (text, dialect) in
-            [("f(x='a)\\'', y='''b''')!", Dialect::Python), ("f{x:<|\"|>}<|\"|>,y:{z:1}}!", GEMMA)]
+            [("f(x='a)\\'', y='''b''')!", LiteralDialect::Python), ("f{x:<|\"|>}<|\"|>,y:{z:1}}!", GEMMA)]
         {
             let mut end = CallEnd::default();
             for cut in 0..text.len() - 1 {
@@ -458,6 +458,6 @@ mod tests {
     #[test]
     fn deep_nesting_is_refused() {
         let deep = format!("f(x={}1{})", "[".repeat(100), "]".repeat(100));
-        assert_eq!(whole(&deep, Dialect::Python), None);
+        assert_eq!(whole(&deep, LiteralDialect::Python), None);
     }
 }

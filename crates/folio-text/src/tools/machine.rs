@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::format::{Ids, ToolFormat};
 use super::functions::Functions;
-use super::harmony::{self, Body, Header};
+use super::harmony::{self, Header, MessageKind};
 use super::section::{Outcome, Section};
 use super::{BLANK_MAX, GIVEN_BACK_MAX, partial_suffix};
 use crate::reasoning::ReasoningFormat;
@@ -64,7 +64,7 @@ enum ParserState {
     Section(Box<Section>),
     /// A header of gpt-oss is expected.
     Header,
-    Body(Body),
+    Body(MessageKind),
     Over,
 }
 
@@ -174,7 +174,7 @@ impl OutputParser {
         match &self.state {
             ParserState::Text(text) => text.reasoning,
             ParserState::Section(section) => section.back.reasoning && !section.is_certain(),
-            ParserState::Body(body) => *body == Body::Reasoning,
+            ParserState::Body(body) => *body == MessageKind::Reasoning,
             ParserState::Header | ParserState::Over => false,
         }
     }
@@ -363,13 +363,13 @@ impl OutputParser {
         let tools = self.setup.tools.is_some_and(|format| format.harmony);
         match harmony::header(&self.buf, |name| functions.has(name)) {
             Header::More if !last => (ParserState::Header, false),
-            Header::Message(length, Body::Arguments(name)) if tools => {
+            Header::Message(length, MessageKind::Arguments(name)) if tools => {
                 self.buf.drain(..length);
                 let mut calls = Calls { setup: &self.setup, state: &mut self.calls, out };
                 calls.start(name.clone(), None);
-                (ParserState::Body(Body::Arguments(name)), true)
+                (ParserState::Body(MessageKind::Arguments(name)), true)
             }
-            Header::Message(length, body) if !matches!(body, Body::Arguments(_)) => {
+            Header::Message(length, body) if !matches!(body, MessageKind::Arguments(_)) => {
                 self.buf.drain(..length);
                 (ParserState::Body(body), true)
             }
@@ -380,12 +380,12 @@ impl OutputParser {
                 let marker = harmony::BEGINS.iter().find(|marker| rest.starts_with(**marker));
                 let length = marker.map_or(0, |marker| blank + marker.len());
                 self.emit(false, length, out);
-                (ParserState::Body(Body::Content), !self.buf.is_empty())
+                (ParserState::Body(MessageKind::Content), !self.buf.is_empty())
             }
         }
     }
 
-    fn body(&mut self, body: Body, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
+    fn body(&mut self, body: MessageKind, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
         let markers = harmony::ENDS.iter().chain(&[harmony::START, harmony::CHANNEL]);
         let found = markers.clone().filter_map(|marker| Some((self.buf.find(marker)?, *marker))).min();
         let certain = match found {
@@ -396,13 +396,13 @@ impl OutputParser {
                 self.buf.len() - held
             }
         };
-        let call = matches!(body, Body::Arguments(_));
+        let call = matches!(body, MessageKind::Arguments(_));
         if call {
             let mut calls = Calls { setup: &self.setup, state: &mut self.calls, out };
             calls.arguments(&self.buf[..certain]);
             self.buf.drain(..certain);
         } else {
-            self.emit(body == Body::Reasoning, certain, out);
+            self.emit(body == MessageKind::Reasoning, certain, out);
         }
         let over = found.is_some() || last;
         if call && over {

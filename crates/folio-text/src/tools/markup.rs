@@ -3,7 +3,7 @@
 //! Owns: the JSON's brackets, commas and quotes. Text values are streamed; others are kept until they are complete, since
 //! what they are is only known then. Invariant: the JSON depends on the text alone, not on how it was cut.
 
-use super::format::{Markup, NAME_MAX, Value};
+use super::format::{ArgumentForm, Markup, NAME_MAX};
 use super::functions::{Functions, ParameterType, to_json};
 use super::json::{escape_into, quoted};
 use super::{BLANK_MAX, HELD_MAX, partial_suffix};
@@ -24,7 +24,7 @@ enum MarkupState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum MarkupProgress {
     More,
     /// The arguments are complete, either by their marker or because what follows is no argument.
     Done,
@@ -49,7 +49,7 @@ impl MarkupReader {
         types: (&Functions, &str),
         used: &mut usize,
         out: &mut String,
-    ) -> Progress {
+    ) -> MarkupProgress {
         loop {
             let rest = &text[*used..];
             match self.state.clone() {
@@ -59,14 +59,14 @@ impl MarkupReader {
                         *used += taken.unwrap_or(0);
                         return progress;
                     }
-                    (None, None) => return Progress::More,
+                    (None, None) => return MarkupProgress::More,
                 },
                 MarkupState::Text { inside } => {
                     let (taken, ended) = text_value(markup, rest, inside, out);
                     *used += taken;
                     self.state = match ended {
                         true => MarkupState::Between,
-                        false if taken == 0 => return Progress::More,
+                        false if taken == 0 => return MarkupProgress::More,
                         false => MarkupState::Text { inside: true },
                     };
                 }
@@ -81,7 +81,7 @@ impl MarkupReader {
                         }
                         None if rest.len() <= HELD_MAX + markup.close.len() => {
                             self.state = MarkupState::Kept { kind, searched: rest.len() };
-                            return Progress::More;
+                            return MarkupProgress::More;
                         }
                         // Too long to keep: text.
                         _ => {
@@ -114,16 +114,16 @@ impl MarkupReader {
         rest: &str,
         (functions, function): (&Functions, &str),
         out: &mut String,
-    ) -> (Option<usize>, Option<Progress>) {
+    ) -> (Option<usize>, Option<MarkupProgress>) {
         let item = rest.trim_start();
         let blank = rest.len() - item.len();
         if blank > BLANK_MAX {
             self.close(out);
-            return (None, Some(Progress::Done));
+            return (None, Some(MarkupProgress::Done));
         }
         if item.starts_with(markup.end) {
             self.close(out);
-            return (Some(blank + markup.end.len()), Some(Progress::Done));
+            return (Some(blank + markup.end.len()), Some(MarkupProgress::Done));
         }
         if let Some(key_on) = item.strip_prefix(markup.open) {
             let found = markup.value.iter().filter_map(|(mark, value)| {
@@ -135,9 +135,9 @@ impl MarkupReader {
                 Some((at, mark, value)) if at <= NAME_MAX => {
                     let key = key_on[..at].trim().trim_matches('"');
                     let kind = match value {
-                        Value::BySchema => functions.parameter(function, key),
-                        Value::Text => ParameterType::Text,
-                        Value::Json => ParameterType::Json,
+                        ArgumentForm::BySchema => functions.parameter(function, key),
+                        ArgumentForm::Text => ParameterType::Text,
+                        ArgumentForm::Json => ParameterType::Json,
                     };
                     out.push_str(if std::mem::replace(&mut self.first, false) { "{" } else { ", " });
                     out.push_str(&quoted(key));
@@ -159,7 +159,7 @@ impl MarkupReader {
         }
         // No argument and no end: what was read is the call, the rest is not part of it.
         self.close(out);
-        (None, Some(Progress::Done))
+        (None, Some(MarkupProgress::Done))
     }
 
     fn close(&mut self, out: &mut String) {
@@ -204,8 +204,13 @@ fn text_value(markup: &Markup, rest: &str, inside: bool, out: &mut String) -> (u
 mod tests {
     use super::*;
 
-    const MARKUP: Markup =
-        Markup { open: "<p=", value: &[(">", Value::BySchema)], close: "</p>", end: "</f>", newlines: true };
+    const MARKUP: Markup = Markup {
+        open: "<p=",
+        value: &[(">", ArgumentForm::BySchema)],
+        close: "</p>",
+        end: "</f>",
+        newlines: true,
+    };
 
     fn read(text: &str, size: usize) -> (String, String) {
         let tools = serde_json::json!([{"function": {"name": "f", "parameters": {"properties": {
@@ -219,7 +224,7 @@ mod tests {
             let mut used = 0;
             let progress = reader.step(&MARKUP, &held, (&functions, "f"), &mut used, &mut out);
             held.drain(..used);
-            if progress == Progress::Done {
+            if progress == MarkupProgress::Done {
                 held.extend(pieces.flatten());
                 return (out, held);
             }

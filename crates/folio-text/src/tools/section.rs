@@ -25,7 +25,7 @@ enum Phase {
 
 /// Where the reading of a piece stands.
 #[derive(Clone, Debug)]
-enum Scan {
+enum PieceScan {
     Fresh,
     Json(JsonScanner),
     /// JSON that is broken: as it comes, until the next marker.
@@ -63,7 +63,7 @@ pub struct Section {
     name: Option<String>,
     id: Option<String>,
     started: bool,
-    scan: Scan,
+    scan: PieceScan,
 }
 
 impl Section {
@@ -80,7 +80,7 @@ impl Section {
             name: None,
             id: None,
             started: false,
-            scan: Scan::Fresh,
+            scan: PieceScan::Fresh,
         };
         section.shape_from(0).then_some(section)
     }
@@ -116,7 +116,7 @@ impl Section {
     }
 
     fn fresh_call(&mut self) {
-        (self.name, self.id, self.started, self.scan) = (None, None, false, Scan::Fresh);
+        (self.name, self.id, self.started, self.scan) = (None, None, false, PieceScan::Fresh);
     }
 
     /// True once a call has begun: the section cannot be given back any more.
@@ -260,7 +260,7 @@ impl Section {
 
     /// The piece was read.
     fn next(&mut self, at: usize) -> Outcome {
-        self.scan = Scan::Fresh;
+        self.scan = PieceScan::Fresh;
         self.phase = Phase::Call(at + 1);
         Outcome::On
     }
@@ -272,7 +272,7 @@ impl Section {
         buf: &mut String,
         calls: &mut Calls<'_>,
     ) -> Outcome {
-        if let Scan::Raw = self.scan {
+        if let PieceScan::Raw = self.scan {
             return self.raw(at, buf, calls);
         }
         match piece {
@@ -292,10 +292,10 @@ impl Section {
             Piece::Markup(markup) => self.markup(markup, at, buf, calls),
             Piece::Literal(dialect) => {
                 let start = buf.len() - buf[self.at..].trim_start().len();
-                if !matches!(self.scan, Scan::Literal(_)) {
-                    self.scan = Scan::Literal(CallEnd::default());
+                if !matches!(self.scan, PieceScan::Literal(_)) {
+                    self.scan = PieceScan::Literal(CallEnd::default());
                 }
-                let Scan::Literal(end) = &mut self.scan else { return Outcome::Fail };
+                let PieceScan::Literal(end) = &mut self.scan else { return Outcome::Fail };
                 match end.find(&buf[start..], *dialect) {
                     End::More => Outcome::More,
                     End::Never => self.no_further(),
@@ -372,30 +372,30 @@ impl Section {
                 return self.no_further();
             }
             self.take(buf);
-            self.scan = Scan::Json(JsonScanner::default());
+            self.scan = PieceScan::Json(JsonScanner::default());
         }
-        let Scan::Json(scanner) = &mut self.scan else { return Outcome::Fail };
+        let PieceScan::Json(scanner) = &mut self.scan else { return Outcome::Fail };
         let streamed = stream(scanner, buf, calls);
         match streamed {
             Streamed::More => Outcome::More,
             Streamed::Complete => self.next(at),
             Streamed::Broken => {
-                self.scan = Scan::Raw;
+                self.scan = PieceScan::Raw;
                 Outcome::On
             }
         }
     }
 
     fn envelope(&mut self, at: usize, buf: &mut String, calls: &mut Calls<'_>) -> Outcome {
-        if let Scan::Fresh = self.scan {
-            self.scan = Scan::Envelope(Envelope::new(self.shape().bare), None);
+        if let PieceScan::Fresh = self.scan {
+            self.scan = PieceScan::Envelope(Envelope::new(self.shape().bare), None);
         }
-        let Scan::Envelope(envelope, streaming) = &mut self.scan else { return Outcome::Fail };
+        let PieceScan::Envelope(envelope, streaming) = &mut self.scan else { return Outcome::Fail };
         if let Some(scanner) = streaming {
             match stream(scanner, buf, calls) {
                 Streamed::More => return Outcome::More,
                 Streamed::Complete => *streaming = None,
-                Streamed::Broken => self.scan = Scan::Raw,
+                Streamed::Broken => self.scan = PieceScan::Raw,
             }
             return Outcome::On;
         }
@@ -458,17 +458,17 @@ impl Section {
                 return self.no_further();
             }
             self.take(buf);
-            self.scan = Scan::Markup(markup, MarkupReader::new());
+            self.scan = PieceScan::Markup(markup, MarkupReader::new());
         }
-        let Scan::Markup(_, reader) = &mut self.scan else { return Outcome::Fail };
+        let PieceScan::Markup(_, reader) = &mut self.scan else { return Outcome::Fail };
         let (mut used, mut out) = (0, String::new());
         let types = (calls.functions(), calls.name());
         let progress = reader.step(markup, buf, types, &mut used, &mut out);
         calls.arguments(&out);
         buf.drain(..used);
         match progress {
-            markup::Progress::More => Outcome::More,
-            markup::Progress::Done => self.next(at),
+            markup::MarkupProgress::More => Outcome::More,
+            markup::MarkupProgress::Done => self.next(at),
         }
     }
 
@@ -490,7 +490,7 @@ impl Section {
         if let Some(found) = buf.find(marker) {
             calls.arguments(&buf[..found]);
             buf.drain(..found);
-            self.scan = Scan::Fresh;
+            self.scan = PieceScan::Fresh;
             self.phase = Phase::Call(index);
             return Outcome::On;
         }
@@ -507,20 +507,20 @@ impl Section {
             return true;
         }
         let complete = match &mut self.scan {
-            Scan::Raw => {
+            PieceScan::Raw => {
                 calls.arguments(buf);
                 buf.clear();
                 false
             }
-            Scan::Markup(markup, reader) => {
+            PieceScan::Markup(markup, reader) => {
                 let mut out = String::new();
                 let used = reader.cut_off(markup, buf, &mut out);
                 calls.arguments(&out);
                 buf.drain(..used);
                 false
             }
-            Scan::Json(_) | Scan::Envelope(_, Some(_)) => false,
-            Scan::Fresh | Scan::Envelope(_, None) | Scan::Literal(_) => true,
+            PieceScan::Json(_) | PieceScan::Envelope(_, Some(_)) => false,
+            PieceScan::Fresh | PieceScan::Envelope(_, None) | PieceScan::Literal(_) => true,
         };
         if complete {
             calls.end();

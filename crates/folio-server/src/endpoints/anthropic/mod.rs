@@ -31,7 +31,7 @@ use crate::observability::step;
 pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, ApiError> {
     let read = {
         let _span = step!("read");
-        anthropic::Request::read(&arrival.body, &inputs.served.context)?
+        anthropic::MessagesRequest::read(&arrival.body, &inputs.served.context)?
     };
     let (mut breakpoints, wanted) = (read.breakpoints, read.max_tokens);
     let mut request = read.request;

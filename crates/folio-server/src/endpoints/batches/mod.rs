@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::arrival::{Id, JsonRequest};
-use crate::batch::lines::{Endpoint, Usage};
+use crate::batch::lines::{BatchUsage, Endpoint};
 use crate::batch::multipart::{FormField, boundary, parts};
-use crate::batch::records::{Batch, BatchCounts, BatchRecord, FileMeta, Status, VERSION};
+use crate::batch::records::{Batch, BatchCounts, BatchRecord, BatchStatus, FileMeta, VERSION};
 use crate::batch::store::Store;
 use crate::batch::{Batches, KEPT_S, WINDOW_S};
 use crate::engine::Served;
@@ -88,7 +88,7 @@ pub async fn upload(
     let form = load.off_thread(tenant.id, bytes, move || {
         let parts = parts(&body, &boundary)
             .map_err(|why| ApiError::bad_request(format!("The upload is damaged: {why}.")))?;
-        Form::read(&body, &parts, most)
+        Upload::read(&body, &parts, most)
     });
     let form = form.await?;
     let kept = load.with_files(tenant.id, bytes, move || {
@@ -101,14 +101,14 @@ pub async fn upload(
 }
 
 /// An upload's fields.
-struct Form {
+struct Upload {
     filename: String,
     /// A part of the body.
     content: Bytes,
     seconds: u64,
 }
 
-impl Form {
+impl Upload {
     /// `parts`: of the body.
     fn read(body: &Bytes, parts: &[FormField], most: usize) -> Result<Self, ApiError> {
         let mut fields: HashMap<&str, &FormField> = HashMap::new();
@@ -203,7 +203,7 @@ pub async fn list_files(
     tenant: Tenant,
     uri: Uri,
 ) -> Reply {
-    let query = Query::read(&uri, &["purpose", "limit", "order", "after"])?;
+    let query = ListQuery::read(&uri, &["purpose", "limit", "order", "after"])?;
     let reversed = match query.get("order") {
         None | Some("desc") => true,
         Some("asc") => false,
@@ -276,7 +276,7 @@ pub async fn content(
     held.grow(PIECES * PIECE_BYTES)?;
     let (sender, pieces) = mpsc::channel(1);
     tokio::spawn(send((load, tenant.id), reader, sender, held));
-    let mut response = Response::new(Body::from_stream(Pieces(pieces)));
+    let mut response = Response::new(Body::from_stream(FileStream(pieces)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::CONTENT_LENGTH, file.bytes.into());
@@ -308,9 +308,9 @@ async fn send(
     }
 }
 
-struct Pieces(mpsc::Receiver<std::io::Result<Bytes>>);
+struct FileStream(mpsc::Receiver<std::io::Result<Bytes>>);
 
-impl Stream for Pieces {
+impl Stream for FileStream {
     type Item = std::io::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -387,7 +387,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<BatchRecord, 
         output_file_id: format!("file-{}", fresh_id()),
         error_file_id: format!("file-{}", fresh_id()),
         published: (false, false),
-        status: Status::Validating,
+        status: BatchStatus::Validating,
         created_at: now,
         expires_at: now + WINDOW_S,
         in_progress_at: None,
@@ -396,7 +396,7 @@ fn read(batches: &Batches, tenant: &Tenant, body: &[u8]) -> Result<BatchRecord, 
         ended_at: None,
         errors: Vec::new(),
         counts: BatchCounts::default(),
-        usage: Usage::default(),
+        usage: BatchUsage::default(),
         metadata,
         output_seconds,
     })
@@ -410,7 +410,7 @@ pub async fn list_batches(
     tenant: Tenant,
     uri: Uri,
 ) -> Reply {
-    let query = Query::read(&uri, &["after", "limit"])?;
+    let query = ListQuery::read(&uri, &["after", "limit"])?;
     let (limit, after) = (query.limit((20, 100))?, query.get("after").map(str::to_owned));
     let owner = tenant.owner.clone();
     let list = move |store: &Store| {
@@ -447,11 +447,11 @@ pub async fn cancel(
     let batch = find(&batches, &tenant, &id)?;
     let mut refused = None;
     batch.change(|record| match record.status {
-        Status::Validating | Status::InProgress => {
-            record.status = Status::Cancelling;
+        BatchStatus::Validating | BatchStatus::InProgress => {
+            record.status = BatchStatus::Cancelling;
             record.cancelling_at = Some(unix_s());
         }
-        Status::Cancelling | Status::Cancelled => {}
+        BatchStatus::Cancelling | BatchStatus::Cancelled => {}
         over => refused = Some(over),
     });
     if let Some(over) = refused {
@@ -477,7 +477,7 @@ fn find(batches: &Batches, tenant: &Tenant, id: &str) -> Result<Arc<Batch>, ApiE
 
 fn batch_json(served: &Served, batch: &Batch) -> Value {
     let record = batch.record();
-    let when = |status: Status| record.ended_at.filter(|_| record.status == status);
+    let when = |status: BatchStatus| record.ended_at.filter(|_| record.status == status);
     let errors = (!record.errors.is_empty()).then(|| json!({"object": "list", "data": record.errors}));
     let BatchRecord { counts, .. } = record;
     json!({
@@ -486,9 +486,9 @@ fn batch_json(served: &Served, batch: &Batch) -> Value {
         "output_file_id": record.published.0.then_some(&record.output_file_id),
         "error_file_id": record.published.1.then_some(&record.error_file_id),
         "created_at": record.created_at, "in_progress_at": record.in_progress_at, "expires_at": record.expires_at,
-        "finalizing_at": record.finalizing_at, "completed_at": when(Status::Completed), "failed_at": when(Status::Failed),
-        "expired_at": when(Status::Expired), "cancelling_at": record.cancelling_at,
-        "cancelled_at": when(Status::Cancelled),
+        "finalizing_at": record.finalizing_at, "completed_at": when(BatchStatus::Completed), "failed_at": when(BatchStatus::Failed),
+        "expired_at": when(BatchStatus::Expired), "cancelling_at": record.cancelling_at,
+        "cancelled_at": when(BatchStatus::Cancelled),
         "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
         "usage": record.usage.to_json(), "metadata": record.metadata,
     })
@@ -510,9 +510,9 @@ fn not_found(what: &'static str, id: &str) -> ApiError {
 }
 
 /// `name=value` pairs of a list's address.
-struct Query<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+struct ListQuery<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-impl<'a> Query<'a> {
+impl<'a> ListQuery<'a> {
     fn read(uri: &'a Uri, known: &[&str]) -> Result<Self, ApiError> {
         let pairs: Vec<_> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
         match pairs.iter().find(|(name, _)| !known.contains(&&**name)) {

@@ -22,13 +22,13 @@ use tokio::task::JoinSet;
 
 use crate::arrival::{Arrival, Flight};
 use crate::batch::lines::{self, Endpoint, InputLine, LineError, LineSpan};
-use crate::batch::records::{Batch, BatchCounts, BatchRecord, Content, Status};
+use crate::batch::records::{Batch, BatchCounts, BatchRecord, BatchStatus, Content};
 use crate::batch::results::Results;
 use crate::batch::store::Store;
 use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
-use crate::endpoints::openai::embeddings::{self, Waiting};
+use crate::endpoints::openai::embeddings::{self, Backoff};
 use crate::endpoints::responses;
 use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
@@ -58,7 +58,7 @@ pub(crate) struct Runner {
 
 /// Why a batch takes no more lines.
 #[derive(Clone, Copy, PartialEq)]
-enum End {
+enum BatchEnd {
     Done,
     Cancelled,
     Expired,
@@ -88,7 +88,7 @@ struct LineTurn {
 pub async fn run(runner: Arc<Runner>, batch: Arc<Batch>) {
     if let Err(errors) = go(&runner, &batch).await {
         batch.change(|record| {
-            record.status = Status::Failed;
+            record.status = BatchStatus::Failed;
             record.ended_at = Some(unix_s());
             record.errors = errors;
         });
@@ -130,8 +130,8 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
         let results = store.results(&its).map_err(storage)?;
         let done = recall(&its, &results, places.len()).map_err(storage)?;
         its.change(|record| {
-            if record.status == Status::Validating {
-                record.status = Status::InProgress;
+            if record.status == BatchStatus::Validating {
+                record.status = BatchStatus::InProgress;
                 record.in_progress_at = Some(unix_s());
             }
         });
@@ -141,7 +141,7 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
     .await?;
 
     let owner = batch.record().owner.as_str().into();
-    let job = Arc::new(Job { runner: runner.clone(), tenant, owner, endpoint, content, places });
+    let job = Arc::new(BatchRun { runner: runner.clone(), tenant, owner, endpoint, content, places });
     let lines = job.clone();
     let open = off_loop(load, whose, move || {
         let mut open: Vec<usize> = (0..lines.places.len()).collect();
@@ -157,7 +157,7 @@ async fn go(runner: &Arc<Runner>, batch: &Arc<Batch>) -> Result<(), Vec<LineErro
     let results = results.ok_or_else(|| gone("The batch's results are lost."))?;
     let (shared, its) = (batches.clone(), batch.clone());
     off_loop(load, whose, move || match ended {
-        Ok(End::Draining) => Ok(()),
+        Ok(BatchEnd::Draining) => Ok(()),
         Ok(end) => finish(&shared.store, &its, end, results).map_err(storage),
         Err(errors) => {
             // What was answered is not lost with the rest.
@@ -184,7 +184,7 @@ async fn off_loop<T: Send + 'static>(
 fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<String>> {
     let mut done = HashSet::new();
     let mut counts = BatchCounts { total: total as u64, ..BatchCounts::default() };
-    let mut usage = lines::Usage::default();
+    let mut usage = lines::BatchUsage::default();
     results.each(|answered, line| {
         if let Some(id) = lines::custom_id(line) {
             done.insert(id);
@@ -194,7 +194,7 @@ fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<
             false => counts.failed += 1,
         }
         #[derive(serde::Deserialize)]
-        struct Line<'a> {
+        struct ResultLine<'a> {
             #[serde(borrow)]
             response: Option<Response<'a>>,
         }
@@ -203,7 +203,7 @@ fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<
             #[serde(borrow)]
             body: &'a RawValue,
         }
-        if let Ok(Line { response: Some(response) }) = serde_json::from_slice(line) {
+        if let Ok(ResultLine { response: Some(response) }) = serde_json::from_slice(line) {
             usage.add(response.body.get());
         }
     })?;
@@ -214,11 +214,11 @@ fn recall(batch: &Batch, results: &Results, total: usize) -> io::Result<HashSet<
 /// Begins lines while there is a turn for them, and writes down what comes of them. What never ran gets its result too, unless the
 /// server drains. `open`: lines without a result.
 async fn all(
-    job: &Arc<Job>,
+    job: &Arc<BatchRun>,
     batch: &Arc<Batch>,
     open: &[usize],
     results: &Arc<Mutex<Results>>,
-) -> Result<End, Vec<LineError>> {
+) -> Result<BatchEnd, Vec<LineError>> {
     let Runner { generator, batches, .. } = &*job.runner;
     let turns = batches.store.limits.in_flight.max(1);
     let left = Duration::from_secs(batch.record().expires_at.saturating_sub(unix_s()));
@@ -229,11 +229,11 @@ async fn all(
     let end = loop {
         // Registered before looking, so that nothing is missed.
         let (wake, stopping) = (batch.wake.notified(), batches.stopping.notified());
-        if batch.status() == Status::Cancelling {
-            break End::Cancelled;
+        if batch.status() == BatchStatus::Cancelling {
+            break BatchEnd::Cancelled;
         }
         if generator.load.is_draining() {
-            break End::Draining;
+            break BatchEnd::Draining;
         }
         if job.holder().await.is_none() {
             let message = "The API key that this batch was made with is not valid any more.";
@@ -245,19 +245,19 @@ async fn all(
             next += 1;
         }
         if running.is_empty() {
-            break End::Done;
+            break BatchEnd::Done;
         }
         tokio::select! {
             biased;
             () = wake => {}
             () = stopping => {}
-            () = &mut expiry => break End::Expired,
+            () = &mut expiry => break BatchEnd::Expired,
             Some(ran) = running.join_next() => {
                 record(job, batch, results, &mut unfinished, ran).await?;
             }
         }
     };
-    if end == End::Draining {
+    if end == BatchEnd::Draining {
         while let Some(ran) = running.join_next().await {
             record(job, batch, results, &mut unfinished, ran).await?;
         }
@@ -269,10 +269,10 @@ async fn all(
     // Dropping a line's task cancels what it asked for.
     running.shutdown().await;
     let (code, message) = match end {
-        End::Expired => {
+        BatchEnd::Expired => {
             ("batch_expired", "This request could not be executed before the completion window expired.")
         }
-        End::Done => ("internal_error", "The server failed while it executed this request."),
+        BatchEnd::Done => ("internal_error", "The server failed while it executed this request."),
         _ => ("batch_cancelled", "This request was not executed, because the batch was cancelled."),
     };
     let mut missed: Vec<usize> = unfinished.into_iter().collect();
@@ -291,7 +291,7 @@ async fn all(
 
 /// Writes down a line's result.
 async fn record(
-    job: &Job,
+    job: &BatchRun,
     batch: &Arc<Batch>,
     results: &Arc<Mutex<Results>>,
     unfinished: &mut HashSet<usize>,
@@ -329,10 +329,10 @@ async fn record(
 }
 
 /// Makes files of the results.
-fn finish(store: &Store, batch: &Batch, end: End, results: Results) -> io::Result<()> {
-    if end == End::Done {
+fn finish(store: &Store, batch: &Batch, end: BatchEnd, results: Results) -> io::Result<()> {
+    if end == BatchEnd::Done {
         batch.change(|record| {
-            record.status = Status::Finalizing;
+            record.status = BatchStatus::Finalizing;
             record.finalizing_at = Some(unix_s());
         });
         store.save(batch)?;
@@ -341,9 +341,9 @@ fn finish(store: &Store, batch: &Batch, end: End, results: Results) -> io::Resul
     batch.change(|record| {
         record.ended_at = Some(unix_s());
         record.status = match end {
-            End::Expired => Status::Expired,
-            End::Cancelled => Status::Cancelled,
-            End::Done | End::Draining => Status::Completed,
+            BatchEnd::Expired => BatchStatus::Expired,
+            BatchEnd::Cancelled => BatchStatus::Cancelled,
+            BatchEnd::Done | BatchEnd::Draining => BatchStatus::Completed,
         };
     });
     store.save(batch)?;
@@ -375,7 +375,7 @@ impl Drop for Running {
 }
 
 /// What the lines of a batch have in common.
-struct Job {
+struct BatchRun {
     runner: Arc<Runner>,
     tenant: Tenant,
     owner: Arc<str>,
@@ -384,7 +384,7 @@ struct Job {
     places: Vec<LineSpan>,
 }
 
-impl Job {
+impl BatchRun {
     fn line(&self, place: usize) -> Result<InputLine, String> {
         let line = self.content.line(self.places[place]).map_err(|error| error.to_string())?;
         lines::parse(&line)
@@ -475,7 +475,7 @@ impl Job {
         };
         let body = Bytes::copy_from_slice(body.get().as_bytes());
         if self.endpoint == Endpoint::Embeddings {
-            let line = Line { job: self, held };
+            let line = RunningLine { job: self, held };
             let read = folio_api::openai::embeddings::read;
             let (answer, _) =
                 embeddings::answer(generator, tenant, (request_id, body, entry), (read, behind), line)
@@ -501,12 +501,12 @@ impl Job {
 }
 
 /// A line that is under way: a part of it that is told to come again gives its turn back, as the whole does.
-struct Line<'a> {
-    job: &'a Job,
+struct RunningLine<'a> {
+    job: &'a BatchRun,
     held: &'a mut Option<LineTurn>,
 }
 
-impl Waiting for Line<'_> {
+impl Backoff for RunningLine<'_> {
     async fn wait(&mut self, pause: Duration) -> Result<(), ApiError> {
         match self.job.again(self.held, pause).await {
             true => Ok(()),

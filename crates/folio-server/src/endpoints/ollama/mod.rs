@@ -7,8 +7,8 @@ mod models;
 
 use axum::extract::State;
 use folio_api::ApiError;
-use folio_api::ollama::{self, LineWriter, PromptSource, Request, embed};
-use folio_api::openai::writer::Kind;
+use folio_api::ollama::{self, LineWriter, OllamaRequest, PromptSource, embed};
+use folio_api::openai::writer::CompletionKind;
 
 pub use models::{delete, ps, pull, show, tags, version};
 
@@ -33,7 +33,7 @@ pub(crate) fn chat(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, Ap
         let _span = step!("read");
         ollama::chat(&arrival.body, &inputs.served.context)?
     };
-    job(inputs, arrival, request, (Kind::Chat, "messages", "ollama.chat"))
+    job(inputs, arrival, request, (CompletionKind::Chat, "messages", "ollama.chat"))
 }
 
 /// `POST /api/generate`.
@@ -42,17 +42,17 @@ pub(crate) fn generate(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job
         let _span = step!("read");
         ollama::generate(&arrival.body, &inputs.served.context)?
     };
-    job(inputs, arrival, request, (Kind::Completion, "prompt", "ollama.generate"))
+    job(inputs, arrival, request, (CompletionKind::Completion, "prompt", "ollama.generate"))
 }
 
 /// `param` names the prompt's field.
 fn job(
     inputs: &InputProcessor,
     arrival: &Arrival,
-    request: Request,
-    (kind, param, api): (Kind, &str, &'static str),
+    request: OllamaRequest,
+    (kind, param, api): (CompletionKind, &str, &'static str),
 ) -> Result<Job, ApiError> {
-    let Request { generation, prompt: source, truncates, include_reasoning, notes } = request;
+    let OllamaRequest { generation, prompt: source, truncates, include_reasoning, notes } = request;
     let tenant = arrival.tenant.id;
     let (mut prompts, mut reading, mut asked) = (Vec::new(), None, Asked::Chat);
     match source {

@@ -2,7 +2,7 @@
 
 use folio_api::ApiError;
 use folio_api::openai::chat;
-use folio_api::openai::writer::{CompletionWriter, Kind};
+use folio_api::openai::writer::{CompletionKind, CompletionWriter};
 
 use crate::arrival::Arrival;
 use crate::generation::input::InputProcessor;
@@ -32,7 +32,8 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     let prompt = PromptJob::wanted(inputs, tenant, &generation, rules, tokens, "messages")?;
     let prompt = PromptJob { echo, screened, ..prompt };
     let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
-    let writer = Box::new(CompletionWriter::new(Kind::Chat, &arrival.id, name, tokenizer, &generation));
+    let writer =
+        Box::new(CompletionWriter::new(CompletionKind::Chat, &arrival.id, name, tokenizer, &generation));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, "chat.completions"));
     let notes = request.notes;
     Ok(Job { reading, arrived, asker, notes, ..Job::new(writer, generation, vec![prompt]) })

@@ -1,8 +1,8 @@
 //! `POST /v1/completions`.
 
 use folio_api::ApiError;
-use folio_api::openai::completions::{self, Prompt};
-use folio_api::openai::writer::{CompletionWriter, Kind};
+use folio_api::openai::completions::{self, PromptInput};
+use folio_api::openai::writer::{CompletionKind, CompletionWriter};
 use folio_api::params::Generation;
 use folio_engine::RulesRef;
 use folio_kv::TenantId;
@@ -30,7 +30,13 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     let prompts: Result<Vec<PromptJob>, ApiError> =
         request.prompts.into_iter().enumerate().map(job).collect();
     let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
-    let writer = Box::new(CompletionWriter::new(Kind::Completion, &arrival.id, name, tokenizer, &generation));
+    let writer = Box::new(CompletionWriter::new(
+        CompletionKind::Completion,
+        &arrival.id,
+        name,
+        tokenizer,
+        &generation,
+    ));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, "completions"));
     let asked = Asked::Completion;
     Ok(Job { asked, arrived, asker, notes: request.notes, ..Job::new(writer, generation, prompts?) })
@@ -41,31 +47,31 @@ fn screen(
     inputs: &InputProcessor,
     arrival: &Arrival,
     index: usize,
-    prompt: Prompt,
-) -> Result<(Screened, Prompt), ApiError> {
+    prompt: PromptInput,
+) -> Result<(Screened, PromptInput), ApiError> {
     let (screened, replaced) = screen_prompt(inputs, arrival, index, || match &prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(tokens) => inputs.served.tokenizer.decode(tokens, false),
+        PromptInput::Text(text) => text.clone(),
+        PromptInput::Tokens(tokens) => inputs.served.tokenizer.decode(tokens, false),
     })?;
-    Ok((screened, replaced.map_or(prompt, Prompt::Text)))
+    Ok((screened, replaced.map_or(prompt, PromptInput::Text)))
 }
 
 fn prompt_job(
     inputs: &InputProcessor,
     tenant: TenantId,
-    prompt: Prompt,
+    prompt: PromptInput,
     generation: &Generation,
     rules: Option<RulesRef>,
     echo_logprobs: bool,
 ) -> Result<PromptJob, ApiError> {
     let tokenizer = &inputs.served.tokenizer;
     let (tokens, text) = match prompt {
-        Prompt::Text(text) => {
+        PromptInput::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
             let truncated = generation.truncate_prompt.is_some();
             (encode(inputs, Some(tenant), &text, special, truncated, "prompt")?, Some(text))
         }
-        Prompt::Tokens(tokens) => (tokens, None),
+        PromptInput::Tokens(tokens) => (tokens, None),
     };
     let before = tokens.len();
     let mut job = PromptJob::wanted(inputs, tenant, generation, rules, tokens, "prompt")?;

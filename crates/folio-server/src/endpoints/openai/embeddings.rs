@@ -15,8 +15,8 @@ use folio_api::ApiError;
 use folio_api::Context;
 use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
 use folio_api::hints::Notes;
-use folio_api::openai::completions::Prompt;
-use folio_api::openai::embeddings::{self, Form, Request, VectorShape};
+use folio_api::openai::completions::PromptInput;
+use folio_api::openai::embeddings::{self, EmbeddingsRequest, VectorForm, VectorShape};
 use folio_api::params::Generation;
 use folio_engine::{Pooling, SamplingParams};
 use folio_text::work::giving_way;
@@ -42,16 +42,16 @@ const AT_ONCE: usize = 256;
 const AGAIN_S_MAX: u32 = 30;
 
 /// A request that was read.
-struct Prepared {
+struct PreparedInputs {
     generation: Generation,
     pooling: Pooling,
     inputs: Vec<Arc<[u32]>>,
-    form: Form,
+    form: VectorForm,
     notes: Notes,
 }
 
 /// Whoever waits for an answer of which a part was told to come again.
-pub(crate) trait Waiting: Send {
+pub(crate) trait Backoff: Send {
     /// Comes back when so much time has passed and it may be asked for, or says why it is not any more.
     fn wait(&mut self, pause: Duration) -> impl Future<Output = Result<(), ApiError>> + Send;
 }
@@ -59,7 +59,7 @@ pub(crate) trait Waiting: Send {
 /// A client.
 struct Connected;
 
-impl Waiting for Connected {
+impl Backoff for Connected {
     async fn wait(&mut self, pause: Duration) -> Result<(), ApiError> {
         tokio::time::sleep(pause).await;
         Ok(())
@@ -67,14 +67,14 @@ impl Waiting for Connected {
 }
 
 /// Reads a request; told why the model makes no vectors, if it makes none.
-pub(crate) type Read = fn(&[u8], &Context, Result<(), &str>) -> Result<Request, ApiError>;
+pub(crate) type ReadInputs = fn(&[u8], &Context, Result<(), &str>) -> Result<EmbeddingsRequest, ApiError>;
 
 pub(crate) async fn create(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     reply(generator, request, embeddings::read).await
 }
 
 /// Answers a request that is read so.
-pub(crate) async fn reply(generator: Arc<Generator>, request: JsonRequest, read: Read) -> Reply {
+pub(crate) async fn reply(generator: Arc<Generator>, request: JsonRequest, read: ReadInputs) -> Reply {
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
     let _counted = generator.load.in_flight.enter();
     let (answer, notes) = answer(&generator, &tenant, (&id, body, entry), (read, |_| ()), Connected).await?;
@@ -88,8 +88,8 @@ pub(crate) async fn answer(
     generator: &Arc<Generator>,
     tenant: &Tenant,
     (id, body, entry): (&str, Bytes, Arc<AdmittedRequest>),
-    (read, adjust): (Read, impl FnOnce(&mut Generation)),
-    mut waiting: impl Waiting,
+    (read, adjust): (ReadInputs, impl FnOnce(&mut Generation)),
+    mut waiting: impl Backoff,
 ) -> Result<(Whole, Notes), ApiError> {
     let began = Instant::now();
     let mut arrived = began;
@@ -99,7 +99,7 @@ pub(crate) async fn answer(
         generator.load.off_thread(tenant.id, bytes, move || prepare(&inputs, &body, read)).await?;
     tenant.check_priority(prepared.generation.priority)?;
     adjust(&mut prepared.generation);
-    let Prepared { generation, pooling, inputs, form, notes } = prepared;
+    let PreparedInputs { generation, pooling, inputs, form, notes } = prepared;
     let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
     let tokens: usize = inputs.iter().map(|input| input.len()).sum();
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
@@ -156,7 +156,7 @@ fn prompt_job(tokens: &Arc<[u32]>, generation: &Generation) -> Result<PromptJob,
     Ok(PromptJob { retention, ..PromptJob::new(tokens.clone(), SamplingParams::greedy(0)) })
 }
 
-fn prepare(processor: &InputProcessor, body: &[u8], read: Read) -> Result<Prepared, ApiError> {
+fn prepare(processor: &InputProcessor, body: &[u8], read: ReadInputs) -> Result<PreparedInputs, ApiError> {
     let served = &processor.served;
     let pooling = &served.model.pooling;
     let can = pooling.as_ref().map(|_| ()).map_err(String::as_str);
@@ -164,27 +164,31 @@ fn prepare(processor: &InputProcessor, body: &[u8], read: Read) -> Result<Prepar
     let inputs = std::mem::take(&mut request.inputs);
     let inputs: Result<Vec<_>, ApiError> =
         inputs.into_iter().map(|input| Ok(tokens(processor, input, &request)?.into())).collect();
-    let Request { generation, form, notes, .. } = request;
+    let EmbeddingsRequest { generation, form, notes, .. } = request;
     let pooling = pooling.clone().map_err(ApiError::internal)?;
-    Ok(Prepared { generation, pooling, inputs: inputs?, form, notes })
+    Ok(PreparedInputs { generation, pooling, inputs: inputs?, form, notes })
 }
 
 /// One input as the model reads it, cut as asked.
-fn tokens(inputs: &InputProcessor, input: Prompt, request: &Request) -> Result<Vec<u32>, ApiError> {
-    let Request { generation, param, cut, .. } = request;
+fn tokens(
+    inputs: &InputProcessor,
+    input: PromptInput,
+    request: &EmbeddingsRequest,
+) -> Result<Vec<u32>, ApiError> {
+    let EmbeddingsRequest { generation, param, cut, .. } = request;
     let facts = &inputs.served.model;
     let replaced = screen_input(inputs, param, || match &input {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(tokens) => inputs.served.tokenizer.decode(tokens, false),
+        PromptInput::Text(text) => text.clone(),
+        PromptInput::Tokens(tokens) => inputs.served.tokenizer.decode(tokens, false),
     })?;
-    let mut tokens = match replaced.map_or(input, Prompt::Text) {
+    let mut tokens = match replaced.map_or(input, PromptInput::Text) {
         // What a tokenizer adds to it is no text.
-        Prompt::Text(text) if text.is_empty() => Vec::new(),
-        Prompt::Text(text) => {
+        PromptInput::Text(text) if text.is_empty() => Vec::new(),
+        PromptInput::Text(text) => {
             let special = generation.add_special_tokens.unwrap_or(true);
             encode(inputs, None, &text, special, *cut || generation.truncate_prompt.is_some(), param)?
         }
-        Prompt::Tokens(tokens) => tokens,
+        PromptInput::Tokens(tokens) => tokens,
     };
     if tokens.is_empty() {
         let message = format!("'{param}' has an empty text or no tokens; each needs at least one.");
@@ -214,7 +218,7 @@ fn tokens(inputs: &InputProcessor, input: Prompt, request: &Request) -> Result<V
 
 /// Writes the vectors of some inputs as the members of a JSON array.
 struct Vectors {
-    form: Form,
+    form: VectorForm,
     /// Index of the first of them in the request.
     first: usize,
 }

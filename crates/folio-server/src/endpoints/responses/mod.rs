@@ -91,7 +91,7 @@ fn prepare(
     let own = TenantHistory { store, asker: arrival, sealer: &sealer };
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
-    let read = responses::Request::read(&arrival.body, &inputs.served.context, &own, &id)?;
+    let read = responses::ResponsesRequest::read(&arrival.body, &inputs.served.context, &own, &id)?;
     let mut request = read.request;
     let screened = screen_conversation(inputs, arrival, &mut request.conversation)?;
     let (rendered, tokens) = match read.truncates {

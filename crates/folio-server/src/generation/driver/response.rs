@@ -20,7 +20,7 @@ use crate::generation::Generator;
 use crate::generation::job::Job;
 use crate::http::stream::{Abort, Events};
 use crate::observability::metrics::{FinishedChoice, FinishedPrompt, Metrics};
-use crate::observability::usage::Meter;
+use crate::observability::usage::UsageMeter;
 use crate::observability::why::RequestRecord;
 use crate::tenancy::gate::Ticket;
 use crate::tenancy::tenant::Tenant;
@@ -120,7 +120,7 @@ impl Memory {
 pub struct ResponseDriver {
     pub generator: Arc<Generator>,
     /// Of the tenant that asked.
-    pub meter: Arc<Meter>,
+    pub meter: Arc<UsageMeter>,
     pub record: RequestRecord,
     pub tenant: Tenant,
     /// Until the end.

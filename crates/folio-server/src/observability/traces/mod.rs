@@ -23,8 +23,8 @@ use prometheus_client::metrics::counter::Counter;
 use prost::Message as _;
 
 use otlp::{
-    AnyValue, ArrayValue, ExportTraceServiceRequest, InstrumentationScope, KeyValue, Resource, ResourceSpans,
-    ScopeSpans, Span, SpanKind, Status, Value, attribute,
+    AnyValue, AnyValueKind, ArrayValue, ExportTraceServiceRequest, InstrumentationScope, KeyValue, Resource,
+    ResourceSpans, ScopeSpans, Span, SpanKind, Status, attribute,
 };
 
 use crate::error::ServerError;
@@ -56,7 +56,7 @@ pub(crate) struct Requested {
 
 /// What became of it; engine time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct TracedOutcome {
     pub id: String,
     pub tenant: Arc<str>,
     pub submitted: Micros,
@@ -77,7 +77,7 @@ pub(crate) struct Outcome {
 /// One request to be told of.
 struct Traced {
     requested: Requested,
-    outcome: Outcome,
+    outcome: TracedOutcome,
     /// When the engine's clock said 0, in nanoseconds of Unix time.
     zero_ns: u64,
 }
@@ -128,7 +128,7 @@ impl Traces {
     }
 
     /// A request is over; `now`: the engine's time. One that its caller does not record is not told of.
-    pub fn ended(&self, requested: Requested, outcome: Outcome, now: Micros) {
+    pub fn ended(&self, requested: Requested, outcome: TracedOutcome, now: Micros) {
         if requested.context.as_ref().is_some_and(|context| !context.is_sampled) {
             return;
         }
@@ -286,7 +286,7 @@ impl Traced {
             attribute("gen_ai.response.model", model),
             attribute("gen_ai.response.id", &*outcome.id),
             attribute("gen_ai.request.id", &*outcome.id),
-            attribute("gen_ai.response.finish_reasons", Value::List(reasons)),
+            attribute("gen_ai.response.finish_reasons", AnyValueKind::List(reasons)),
             attribute("gen_ai.request.max_tokens", u64::from(params.max_tokens)),
             attribute("gen_ai.request.temperature", f64::from(params.temperature)),
             attribute("gen_ai.request.top_p", f64::from(params.top_p)),
@@ -295,7 +295,7 @@ impl Traced {
             attribute("gen_ai.request.presence_penalty", f64::from(params.presence_penalty)),
             attribute("gen_ai.request.choice.count", requested.choices as u64),
             attribute("gen_ai.request.n", requested.choices as u64),
-            attribute("gen_ai.request.stream", Value::Flag(requested.is_streamed)),
+            attribute("gen_ai.request.stream", AnyValueKind::Flag(requested.is_streamed)),
             attribute("gen_ai.usage.input_tokens", outcome.prompt_tokens),
             attribute("gen_ai.usage.output_tokens", outcome.output_tokens),
             attribute("gen_ai.usage.cache_read.input_tokens", outcome.cached_tokens),
@@ -376,8 +376,8 @@ mod tests {
         Requested { context, operation: "chat", choices: 2, params, is_streamed: true }
     }
 
-    fn outcome() -> Outcome {
-        Outcome {
+    fn outcome() -> TracedOutcome {
+        TracedOutcome {
             id: "req-1".to_owned(),
             tenant: "someone".into(),
             submitted: Micros(1000),
@@ -392,11 +392,11 @@ mod tests {
             cached_tokens: 32,
             output_tokens: 7,
             waited_us: vec![("tier_load", 500)],
-            ..Outcome::default()
+            ..TracedOutcome::default()
         }
     }
 
-    fn text_of<'a>(span: &'a Span, key: &str) -> Option<&'a Value> {
+    fn text_of<'a>(span: &'a Span, key: &str) -> Option<&'a AnyValueKind> {
         span.attributes.iter().find(|one| one.key == key)?.value.as_ref()?.value.as_ref()
     }
 
@@ -429,11 +429,11 @@ mod tests {
             assert!(child.end_time_unix_nano <= whole.end_time_unix_nano, "{child:?}");
         }
         assert_eq!(whole.end_time_unix_nano - whole.start_time_unix_nano, 8_000_000);
-        assert_eq!(text_of(whole, "gen_ai.usage.cache_read.input_tokens"), Some(&Value::Int(32)));
-        assert_eq!(text_of(whole, "gen_ai.request.max_tokens"), Some(&Value::Int(7)));
-        assert_eq!(text_of(whole, "gen_ai.latency.time_in_queue"), Some(&Value::Double(0.001)));
-        assert_eq!(text_of(whole, "folio.waited.tier_load"), Some(&Value::Double(0.0005)));
-        assert_eq!(text_of(whole, "folio.tenant"), Some(&Value::Text("someone".to_owned())));
+        assert_eq!(text_of(whole, "gen_ai.usage.cache_read.input_tokens"), Some(&AnyValueKind::Int(32)));
+        assert_eq!(text_of(whole, "gen_ai.request.max_tokens"), Some(&AnyValueKind::Int(7)));
+        assert_eq!(text_of(whole, "gen_ai.latency.time_in_queue"), Some(&AnyValueKind::Double(0.001)));
+        assert_eq!(text_of(whole, "folio.waited.tier_load"), Some(&AnyValueKind::Double(0.0005)));
+        assert_eq!(text_of(whole, "folio.tenant"), Some(&AnyValueKind::Text("someone".to_owned())));
         assert!(whole.status.is_none());
         assert_eq!((counts.exported.get(), counts.dropped.get(), counts.failed.get()), (1, 0, 0));
     }
@@ -441,13 +441,13 @@ mod tests {
     #[test]
     fn an_error_is_one_and_without_a_caller_a_trace_begins() {
         let zero_ns = 5;
-        let failed = Outcome { finish_reason: "error", phases: Vec::new(), ..outcome() };
+        let failed = TracedOutcome { finish_reason: "error", phases: Vec::new(), ..outcome() };
         let traced = Traced { requested: requested(None), outcome: failed, zero_ns };
         let (one, other) = (traced.spans("m"), traced.spans("m"));
         assert_eq!(one.len(), 1);
         assert_eq!(one[0].status.as_ref().map(|status| status.code), Some(2));
         assert!(one[0].parent_span_id.is_empty() && one[0].trace_id != other[0].trace_id);
-        assert_eq!(text_of(&one[0], "error.type"), Some(&Value::Text("error".to_owned())));
+        assert_eq!(text_of(&one[0], "error.type"), Some(&AnyValueKind::Text("error".to_owned())));
     }
 
     #[test]

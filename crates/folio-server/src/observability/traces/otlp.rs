@@ -94,12 +94,12 @@ pub struct KeyValue {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct AnyValue {
-    #[prost(oneof = "Value", tags = "1, 2, 3, 4, 5")]
-    pub value: Option<Value>,
+    #[prost(oneof = "AnyValueKind", tags = "1, 2, 3, 4, 5")]
+    pub value: Option<AnyValueKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Value {
+pub enum AnyValueKind {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(bool, tag = "2")]
@@ -118,25 +118,25 @@ pub struct ArrayValue {
     pub values: Vec<AnyValue>,
 }
 
-impl From<&str> for Value {
+impl From<&str> for AnyValueKind {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
 }
 
-impl From<f64> for Value {
+impl From<f64> for AnyValueKind {
     fn from(number: f64) -> Self {
         Self::Double(number)
     }
 }
 
-impl From<u64> for Value {
+impl From<u64> for AnyValueKind {
     fn from(number: u64) -> Self {
         Self::Int(i64::try_from(number).unwrap_or(i64::MAX))
     }
 }
 
 /// One attribute.
-pub fn attribute(key: &str, value: impl Into<Value>) -> KeyValue {
+pub fn attribute(key: &str, value: impl Into<AnyValueKind>) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value.into()) }) }
 }

@@ -17,7 +17,7 @@ use super::asked::Asked;
 use super::config::{seconds, since};
 use super::prompts::Prompts;
 use crate::engine::Engine;
-use crate::observability::traces::{Outcome, Requested, Traces};
+use crate::observability::traces::{Requested, TracedOutcome, Traces};
 use crate::tenancy::tenant::Tenant;
 
 /// A window is the slice of now and those before it.
@@ -33,7 +33,7 @@ pub(super) fn window_from(now: Micros) -> Micros {
 
 /// What requests took and got.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Spent {
+pub(super) struct Spending {
     pub requests: u64,
     /// Microseconds of steps.
     pub prompt_us: f64,
@@ -46,7 +46,7 @@ pub(super) struct Spent {
     pub in_time: u64,
 }
 
-impl Spent {
+impl Spending {
     pub fn us(&self) -> f64 {
         self.prompt_us + self.output_us
     }
@@ -66,8 +66,8 @@ impl Spent {
 #[derive(Default)]
 struct RecentRequests {
     /// Each with its number since the start.
-    slices: [(u64, Spent); SLICES],
-    records: VecDeque<Arc<Mutex<Told>>>,
+    slices: [(u64, Spending); SLICES],
+    records: VecDeque<Arc<Mutex<RequestFacts>>>,
 }
 
 /// One tenant's.
@@ -82,12 +82,12 @@ impl Account {
         Self { tenant: tenant.id, name: tenant.name.clone(), inner: Mutex::default() }
     }
 
-    fn spend(&self, now: Micros, what: impl FnOnce(&mut Spent)) {
+    fn spend(&self, now: Micros, what: impl FnOnce(&mut Spending)) {
         let slice = now.0 / SLICE_US;
         let mut inner = self.inner.lock();
         let (number, spent) = &mut inner.slices[slice as usize % SLICES];
         if *number != slice {
-            (*number, *spent) = (slice, Spent::default());
+            (*number, *spent) = (slice, Spending::default());
         }
         what(spent);
     }
@@ -102,9 +102,9 @@ impl Account {
     }
 
     /// Since [`window_from`].
-    pub fn spent(&self, now: Micros) -> Spent {
+    pub fn spent(&self, now: Micros) -> Spending {
         let (first, last) = (window_from(now).0 / SLICE_US, now.0 / SLICE_US);
-        let mut sum = Spent::default();
+        let mut sum = Spending::default();
         let inner = self.inner.lock();
         let slices = inner.slices.iter().filter(|(number, _)| (first..=last).contains(number));
         slices.for_each(|(_, spent)| sum.add(spent));
@@ -114,13 +114,13 @@ impl Account {
     /// The last request of that id, and when it came.
     pub fn find(&self, id: &str) -> Option<(Micros, Value)> {
         let inner = self.inner.lock();
-        let told = inner.records.iter().rev().map(|told| told.lock()).find(|told| told.id == id)?;
-        Some((told.submitted, told.json()))
+        let facts = inner.records.iter().rev().map(|facts| facts.lock()).find(|facts| facts.id == id)?;
+        Some((facts.submitted, facts.json()))
     }
 }
 
 /// What is known of one request.
-struct Told {
+struct RequestFacts {
     id: String,
     asked: Asked,
     target: Duration,
@@ -148,7 +148,7 @@ struct Told {
     over: bool,
 }
 
-impl Told {
+impl RequestFacts {
     fn state(&self) -> &'static str {
         match self.finished {
             Some((reason, _)) if self.over => match reason {
@@ -165,7 +165,7 @@ impl Told {
     }
 
     /// For its trace. `now`: the engine's time.
-    fn outcome(&self, tenant: &Arc<str>, now: Micros) -> Outcome {
+    fn outcome(&self, tenant: &Arc<str>, now: Micros) -> TracedOutcome {
         let ended = self.finished.map_or(now, |(_, at)| at);
         let [arrived, scheduled, first_token] = self.began.unwrap_or_default();
         let marks = [
@@ -176,7 +176,7 @@ impl Told {
         // What did not begin has no phase.
         let phases = marks.into_iter().filter(|(_, from, to)| from.0 > 0 && to >= from).collect();
         let waited = WaitingFor::ALL.into_iter().zip(self.waited_us).filter(|(_, us)| *us > 0);
-        Outcome {
+        TracedOutcome {
             id: self.id.clone(),
             tenant: tenant.clone(),
             submitted: self.submitted,
@@ -223,7 +223,7 @@ impl Told {
 }
 
 /// A request that was handed to the engine.
-pub(crate) struct Begun<'a> {
+pub(crate) struct SubmittedRequest<'a> {
     pub id: &'a str,
     pub asked: Asked,
     /// Of each prompt that the engine got, by its place.
@@ -234,7 +234,7 @@ pub(crate) struct Begun<'a> {
 }
 
 /// Where what becomes of a request is told.
-pub(super) struct Parts {
+pub(super) struct RecordParts {
     pub account: Arc<Account>,
     pub engine: Arc<dyn Engine>,
     pub prompts: Arc<Prompts>,
@@ -243,8 +243,8 @@ pub(super) struct Parts {
 
 /// One request while it is followed: what becomes of it, for its tenant's sums and for itself.
 pub(crate) struct RequestRecord {
-    parts: Parts,
-    told: Arc<Mutex<Told>>,
+    parts: RecordParts,
+    facts: Arc<Mutex<RequestFacts>>,
     hashes: Vec<(usize, BlockHashes)>,
     /// Of each choice.
     answers: Vec<Vec<u32>>,
@@ -253,11 +253,11 @@ pub(crate) struct RequestRecord {
 
 impl RequestRecord {
     pub(super) fn new(
-        parts: Parts,
-        Begun { id, asked, hashes, submitted, requested }: Begun<'_>,
+        parts: RecordParts,
+        SubmittedRequest { id, asked, hashes, submitted, requested }: SubmittedRequest<'_>,
         target: Duration,
     ) -> Self {
-        let told = Arc::new(Mutex::new(Told {
+        let facts = Arc::new(Mutex::new(RequestFacts {
             id: id.to_owned(),
             asked,
             target,
@@ -285,12 +285,12 @@ impl RequestRecord {
         if inner.records.len() == RECORDS_MAX {
             inner.records.pop_front();
         }
-        inner.records.push_back(told.clone());
+        inner.records.push_back(facts.clone());
         drop(inner);
-        Self { parts, told, hashes, answers: Vec::new(), requested }
+        Self { parts, facts, hashes, answers: Vec::new(), requested }
     }
 
-    fn spend(&self, what: impl FnOnce(&mut Spent)) {
+    fn spend(&self, what: impl FnOnce(&mut Spending)) {
         self.parts.account.spend(self.parts.engine.now(), what);
     }
 
@@ -300,18 +300,18 @@ impl RequestRecord {
 
     /// A prompt was computed, which took so much of steps.
     pub fn prompt(&self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
-        let Parts { account, engine, prompts, .. } = &self.parts;
+        let RecordParts { account, engine, prompts, .. } = &self.parts;
         let (tokens, us, now) = (prompt.len() as u64, f64::from(us), engine.now());
         if let Some(hashes) = self.hashes(place) {
             prompts.prompt(account.tenant, hashes, prompt.clone(), cached, now);
         }
         let cached = u64::from(cached);
         account.computed(now, tokens, cached, us);
-        let mut told = self.told.lock();
-        told.prompts_done += 1;
-        told.prompt_tokens += tokens;
-        told.cached_tokens += cached;
-        told.prompt_us += us;
+        let mut facts = self.facts.lock();
+        facts.prompts_done += 1;
+        facts.prompt_tokens += tokens;
+        facts.cached_tokens += cached;
+        facts.prompt_us += us;
     }
 
     /// A token of a choice came, which took so much of steps.
@@ -325,20 +325,20 @@ impl RequestRecord {
             spent.output_tokens += 1;
             spent.output_us += us;
         });
-        let mut told = self.told.lock();
-        told.output_tokens += 1;
-        told.output_us += us;
+        let mut facts = self.facts.lock();
+        facts.output_tokens += 1;
+        facts.output_us += us;
     }
 
     /// The first token of an answer came so long after the request. Of several answers the first counts.
     pub fn first_token(&self, after: Duration) {
-        let mut told = self.told.lock();
-        if told.first_token.is_some() {
+        let mut facts = self.facts.lock();
+        if facts.first_token.is_some() {
             return;
         }
-        told.first_token = Some(after);
-        let in_time = after <= told.target;
-        drop(told);
+        facts.first_token = Some(after);
+        let in_time = after <= facts.target;
+        drop(facts);
         self.spend(|spent| {
             spent.begun += 1;
             spent.in_time += u64::from(in_time);
@@ -363,29 +363,29 @@ impl RequestRecord {
             }
         }
         let us = f64::from(timing.us);
-        let mut told = self.told.lock();
-        let of_prompt = told.prompts_done < told.prompts;
-        *if of_prompt { &mut told.prompt_us } else { &mut told.output_us } += us;
-        told.queue_us = told.queue_us.max(since(timing.arrived, timing.scheduled));
-        told.prefill_us = told.prefill_us.max(since(timing.scheduled, timing.first_token));
+        let mut facts = self.facts.lock();
+        let of_prompt = facts.prompts_done < facts.prompts;
+        *if of_prompt { &mut facts.prompt_us } else { &mut facts.output_us } += us;
+        facts.queue_us = facts.queue_us.max(since(timing.arrived, timing.scheduled));
+        facts.prefill_us = facts.prefill_us.max(since(timing.scheduled, timing.first_token));
         if timing.first_token > Micros(0) {
-            told.decode_us = told.decode_us.max(since(timing.first_token, timing.finished));
+            facts.decode_us = facts.decode_us.max(since(timing.first_token, timing.finished));
         }
         let times = [timing.arrived, timing.scheduled, timing.first_token];
-        let began = told.began.unwrap_or(times);
+        let began = facts.began.unwrap_or(times);
         // A time of 0: it did not come to that.
         let first = |one: Micros, other: Micros| {
             if one.0 == 0 || other.0 == 0 { one.max(other) } else { one.min(other) }
         };
-        told.began = Some([0, 1, 2].map(|at| first(began[at], times[at])));
-        told.preemptions += timing.preemptions;
-        for (sum, (_, waited)) in told.waited_us.iter_mut().zip(timing.waited_us.iter()) {
+        facts.began = Some([0, 1, 2].map(|at| first(began[at], times[at])));
+        facts.preemptions += timing.preemptions;
+        for (sum, (_, waited)) in facts.waited_us.iter_mut().zip(timing.waited_us.iter()) {
             *sum += waited;
         }
-        told.drafts.0 += timing.draft_tokens;
-        told.drafts.1 += timing.accepted_draft_tokens;
-        told.finished = Some((reason, timing.finished));
-        drop(told);
+        facts.drafts.0 += timing.draft_tokens;
+        facts.drafts.1 += timing.accepted_draft_tokens;
+        facts.finished = Some((reason, timing.finished));
+        drop(facts);
         self.spend(|spent| *if of_prompt { &mut spent.prompt_us } else { &mut spent.output_us } += us);
     }
 }
@@ -393,11 +393,11 @@ impl RequestRecord {
 impl Drop for RequestRecord {
     /// Nothing more comes.
     fn drop(&mut self) {
-        let mut told = self.told.lock();
-        told.over = true;
+        let mut facts = self.facts.lock();
+        facts.over = true;
         if let (Some(traces), Some(requested)) = (&self.parts.traces, self.requested.take()) {
             let now = self.parts.engine.now();
-            traces.ended(*requested, told.outcome(&self.parts.account.name, now), now);
+            traces.ended(*requested, facts.outcome(&self.parts.account.name, now), now);
         }
     }
 }

@@ -10,7 +10,7 @@
 use serde_json::{Value, json};
 
 use super::breaks::Break;
-use super::prompts::Found;
+use super::prompts::PromptFindings;
 
 /// Least share of the computed tokens of prompts that advice is given for.
 const LEAST: f64 = 0.05;
@@ -77,7 +77,7 @@ impl Advice {
 }
 
 /// Share of the computed tokens that a cache of so many times as many blocks would not have to compute.
-fn spared(found: &Found, blocks: u32, times: f64) -> Option<f64> {
+fn spared(found: &PromptFindings, blocks: u32, times: f64) -> Option<f64> {
     let index = &found.index;
     let (now, then) = (index.hits_with(blocks.into())?, index.hits_with(f64::from(blocks) * times)?);
     let computed = 1.0 - index.found()?;
@@ -86,7 +86,7 @@ fn spared(found: &Found, blocks: u32, times: f64) -> Option<f64> {
 
 /// All of it, what gains most first. `name`: of the tenant of a break.
 pub(super) fn advise(
-    found: &Found,
+    found: &PromptFindings,
     evidence: &Evidence,
     name: impl Fn(&Break) -> Option<String>,
 ) -> Vec<Advice> {
@@ -97,7 +97,7 @@ pub(super) fn advise(
     all
 }
 
-fn memory(found: &Found, evidence: &Evidence) -> Vec<Advice> {
+fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
     let index = &found.index;
     if evidence.evictions == 0 || index.asked() < BLOCKS {
         return Vec::new();
@@ -160,7 +160,7 @@ fn memory(found: &Found, evidence: &Evidence) -> Vec<Advice> {
     all
 }
 
-fn broken(found: &Found, evidence: &Evidence, of: &Break, name: &str) -> Option<Advice> {
+fn broken(found: &PromptFindings, evidence: &Evidence, of: &Break, name: &str) -> Option<Advice> {
     let computed = found.index.asked() * (1.0 - found.index.found()?) * f64::from(evidence.block_tokens);
     if of.prompts < PROMPTS || computed <= 0.0 {
         return None;
@@ -220,11 +220,11 @@ mod tests {
     }
 
     /// What the engine computes of prompts that come one after the other, and what is found out about them.
-    fn replay(blocks: u32, prompts: &[Vec<u32>]) -> (Found, Evidence) {
+    fn replay(blocks: u32, prompts: &[Vec<u32>]) -> (PromptFindings, Evidence) {
         let config =
             SchedulerConfig { max_model_len: 512, max_num_batched_tokens: 256, ..Default::default() };
         let mut machine = Machine::new(config, blocks, BLOCK);
-        let mut found = Found::default();
+        let mut found = PromptFindings::default();
         for (id, prompt) in prompts.iter().enumerate() {
             let prompt: Arc<[u32]> = prompt.as_slice().into();
             let sampling = SamplingParams::greedy(1);
@@ -247,7 +247,7 @@ mod tests {
         (found, evidence)
     }
 
-    fn all(found: &Found, evidence: &Evidence) -> Vec<Advice> {
+    fn all(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
         advise(found, evidence, |_| Some("acme".to_owned()))
     }
 

@@ -47,9 +47,9 @@ impl Sample {
 }
 
 #[derive(Default)]
-pub(super) struct History(VecDeque<Sample>);
+pub(super) struct SampleHistory(VecDeque<Sample>);
 
-impl History {
+impl SampleHistory {
     pub fn push(&mut self, sample: Sample) {
         if self.0.len() == SAMPLES_MAX {
             self.0.pop_front();
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_difference_begins_at_the_last_sample_before_it() {
-        let mut history = History::default();
+        let mut history = SampleHistory::default();
         assert_eq!(history.at(Micros(5)).at, Micros(0));
         for at in 1..=1000 {
             history.push(Sample { at: Micros(at * 250), ..Sample::default() });

@@ -30,11 +30,11 @@ use serde_json::Value;
 use crate::engine::Engine;
 use crate::observability::traces::Traces;
 use crate::tenancy::tenant::Tenant;
-use account::{Account, Parts};
-pub(crate) use account::{Begun, RequestRecord};
+use account::{Account, RecordParts};
+pub(crate) use account::{RequestRecord, SubmittedRequest};
 pub(crate) use asked::Asked;
 pub use config::{Targets, WhyConfig};
-use history::{History, Sample};
+use history::{Sample, SampleHistory};
 use prompts::Prompts;
 use report::WhyReport;
 pub use roofline::{Demand, Rates, Roofline, StepCosts, StepShape};
@@ -46,7 +46,7 @@ pub(crate) const SAMPLED_EVERY: Duration = Duration::from_millis(250);
 pub(crate) struct Why {
     engine: Arc<dyn Engine>,
     config: WhyConfig,
-    history: Mutex<History>,
+    history: Mutex<SampleHistory>,
     prompts: Arc<Prompts>,
     traces: Option<Arc<Traces>>,
     accounts: Mutex<HashMap<TenantId, Arc<Account>>>,
@@ -70,9 +70,9 @@ impl Why {
     }
 
     /// A request of a tenant begins: where what becomes of it is written.
-    pub fn begin(&self, tenant: &Tenant, request: Begun<'_>) -> RequestRecord {
+    pub fn begin(&self, tenant: &Tenant, request: SubmittedRequest<'_>) -> RequestRecord {
         let target = self.config.targets.of(request.asked);
-        let parts = Parts {
+        let parts = RecordParts {
             account: self.account(tenant),
             engine: self.engine.clone(),
             prompts: self.prompts.clone(),

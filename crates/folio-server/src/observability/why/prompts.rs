@@ -40,7 +40,7 @@ enum Seen {
 }
 
 /// What was found.
-pub(super) struct Found {
+pub(super) struct PromptFindings {
     pub index: ShadowIndex,
     pub breaks: Breaks,
     aged: Micros,
@@ -49,7 +49,7 @@ pub(super) struct Found {
 /// See the module documentation.
 pub(super) struct Prompts {
     seen: SyncSender<Seen>,
-    found: Arc<Mutex<Found>>,
+    found: Arc<Mutex<PromptFindings>>,
     left_out: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Prompts {
     /// With a thread, which ends with it.
     pub fn new() -> Self {
         let (seen, receiver) = sync_channel(WAITING);
-        let found = Arc::new(Mutex::new(Found::default()));
+        let found = Arc::new(Mutex::new(PromptFindings::default()));
         let shared = found.clone();
         let thread =
             std::thread::Builder::new().name("folio-why".into()).spawn(move || look(&receiver, &shared));
@@ -89,7 +89,7 @@ impl Prompts {
     }
 
     /// What was found up to then.
-    pub fn found<T>(&self, at: Micros, read: impl FnOnce(&Found) -> T) -> T {
+    pub fn found<T>(&self, at: Micros, read: impl FnOnce(&PromptFindings) -> T) -> T {
         let mut found = self.found.lock();
         found.age(at);
         read(&found)
@@ -100,13 +100,13 @@ impl Prompts {
     }
 }
 
-impl Default for Found {
+impl Default for PromptFindings {
     fn default() -> Self {
         Self { index: ShadowIndex::new(SAMPLED), breaks: Breaks::default(), aged: Micros(0) }
     }
 }
 
-impl Found {
+impl PromptFindings {
     /// A prompt was computed, of which `cached` tokens were found.
     pub fn see(&mut self, tenant: TenantId, hashes: &BlockHashes, tokens: &[u32], cached: u32, at: Micros) {
         let block = hashes.block_tokens();
@@ -130,7 +130,7 @@ impl Found {
     }
 }
 
-fn look(seen: &Receiver<Seen>, found: &Mutex<Found>) {
+fn look(seen: &Receiver<Seen>, found: &Mutex<PromptFindings>) {
     for seen in seen {
         match seen {
             Seen::Prompt { tenant, hashes, tokens, cached, at } => {

@@ -8,7 +8,7 @@ use folio_engine::{Activity, StepWork, WaitingFor};
 use folio_kv::{Holdings, TenantId};
 use serde_json::{Map, Value, json};
 
-use super::account::{Account, Spent};
+use super::account::{Account, Spending};
 use super::advice::{Advice, Evidence, advise};
 use super::breaks::Break;
 use super::config::{WhyConfig, seconds, since};
@@ -82,7 +82,7 @@ impl WhyReport<'_> {
 
     /// Of everything.
     pub fn of_machine(&self, caches: &[(&'static str, String, TenantId)]) -> Value {
-        let mut all = Spent::default();
+        let mut all = Spending::default();
         let each: Vec<_> =
             self.accounts.iter().map(|account| (account.clone(), account.spent(self.end.at))).collect();
         each.iter().for_each(|(_, spent)| all.add(spent));
@@ -175,7 +175,7 @@ impl WhyReport<'_> {
     }
 
     /// What requests were served, and how many in time.
-    fn served(&self, spent: &Spent) -> Value {
+    fn served(&self, spent: &Spending) -> Value {
         let window = self.window_s();
         json!({
             "requests": spent.requests,
@@ -191,7 +191,7 @@ impl WhyReport<'_> {
         })
     }
 
-    fn cache(&self, spent: &Spent, caches: &[(&'static str, String, TenantId)]) -> Value {
+    fn cache(&self, spent: &Spending, caches: &[(&'static str, String, TenantId)]) -> Value {
         let (now, before) = (&self.end.cache, &self.begin.cache);
         let block = now.bytes_per_block;
         let bytes = |blocks: u32| u64::from(blocks) * block;
@@ -250,7 +250,7 @@ impl WhyReport<'_> {
         })
     }
 
-    fn evidence(&self, spent: &Spent) -> Evidence {
+    fn evidence(&self, spent: &Spending) -> Evidence {
         let cache = &self.end.cache;
         Evidence {
             blocks: cache.blocks,
@@ -264,7 +264,7 @@ impl WhyReport<'_> {
         }
     }
 
-    fn advice(&self, spent: &Spent) -> Vec<Value> {
+    fn advice(&self, spent: &Spending) -> Vec<Value> {
         let evidence = self.evidence(spent);
         let name = |of: &Break| {
             let account = self.accounts.iter().find(|account| account.tenant == of.tenant)?;
@@ -275,7 +275,7 @@ impl WhyReport<'_> {
     }
 
     /// What concerns one tenant alone, without what is of others.
-    fn own_advice(&self, account: &Account, spent: &Spent) -> Vec<Value> {
+    fn own_advice(&self, account: &Account, spent: &Spending) -> Vec<Value> {
         let evidence = self.evidence(spent);
         let own = |of: &Break| (of.tenant == account.tenant).then(|| account.name.to_string());
         let all = self.prompts.found(self.end.at, |found| advise(found, &evidence, own));
@@ -283,7 +283,7 @@ impl WhyReport<'_> {
     }
 
     /// Of one tenant, or of all together.
-    fn cost(&self, spent: &Spent) -> Value {
+    fn cost(&self, spent: &Spending) -> Value {
         let price = |us: f64| self.config.price_per_hour.map(|price| seconds(us) / 3600.0 * price);
         let million = |us: f64, tokens: u64| price(us).and_then(|price| share(price * 1e6, tokens as f64));
         json!({
@@ -303,7 +303,7 @@ impl WhyReport<'_> {
         })
     }
 
-    fn costs(&self, all: &Spent, each: &[(Arc<Account>, Spent)]) -> Value {
+    fn costs(&self, all: &Spending, each: &[(Arc<Account>, Spending)]) -> Value {
         let mut cost = self.cost(all);
         let unattributed = self.end.work.unattributed_us - self.begin.work.unattributed_us;
         let steps: u64 = Activity::ALL[..Activity::STEPS].iter().map(|activity| self.us(*activity)).sum();
@@ -315,9 +315,9 @@ impl WhyReport<'_> {
         cost["unattributed_s"] = json!(seconds(unattributed));
         // Told with the next event of who it falls to; and what was computed for no tenant.
         cost["untold_s"] = json!(seconds(steps as f64 - all.us() - unattributed));
-        let some = each.iter().filter(|(_, spent)| *spent != Spent::default());
+        let some = each.iter().filter(|(_, spent)| *spent != Spending::default());
         let some = some.map(|(account, spent)| (account.name.to_string(), *spent));
-        let tenants = most(some.collect(), Spent::us, Spent::add).into_iter();
+        let tenants = most(some.collect(), Spending::us, Spending::add).into_iter();
         let tenants = tenants.map(|(name, spent)| (name, self.cost(&spent)));
         cost["tenants"] = tenants.collect::<Map<String, Value>>().into();
         cost

@@ -41,7 +41,7 @@ fn content(text: &str) -> OutputEvent {
 
 /// Everything that leaves, piece by piece, and whether it was denied.
 fn through(rules: &Arc<Rules>, pieces: &[OutputEvent]) -> (Vec<OutputEvent>, bool) {
-    let mut gate = Gate::new(rules.clone(), tokenizer(), true);
+    let mut gate = AnswerGate::new(rules.clone(), tokenizer(), true);
     let mut out = Delta::default();
     for piece in pieces {
         gate.push(piece.clone());
@@ -58,7 +58,7 @@ fn through(rules: &Arc<Rules>, pieces: &[OutputEvent]) -> (Vec<OutputEvent>, boo
 #[test]
 fn text_that_can_be_no_match_leaves_at_once() {
     let rules = rules(&[("abcabd", None)]);
-    let mut gate = Gate::new(rules, tokenizer(), true);
+    let mut gate = AnswerGate::new(rules, tokenizer(), true);
     let mut shown = |text: &str| {
         let mut out = Delta::default();
         gate.push(content(text));
@@ -131,9 +131,9 @@ fn overlapping_matches_are_replaced_as_one() {
 #[test]
 fn tokens_leave_with_their_text_and_not_without() {
     let mixed = rules(&[("bad", None), ("xyz", Some("longer"))]);
-    let mut gate = Gate::new(mixed, tokenizer(), true);
+    let mut gate = AnswerGate::new(mixed, tokenizer(), true);
     let mut out = Delta::default();
-    let mut say = |gate: &mut Gate, text: &str, offset: usize| {
+    let mut say = |gate: &mut AnswerGate, text: &str, offset: usize| {
         for (at, byte) in text.bytes().enumerate() {
             let logprobs = TokenLogprobs { top: vec![(u32::from(b'q'), -1.0)], ..Default::default() };
             gate.token(Some(byte.into()), Some(Scored { id: byte.into(), logprobs, offset: offset + at }));
