@@ -31,6 +31,9 @@ pub(super) use response::{Output, ResponseDriver};
 
 /// Bytes of an answer that are worked on at once, on the event loop.
 pub(crate) const AT_ONCE_BYTES: usize = 64 << 10;
+/// Events that wait, and bytes of them, after which others have a turn: a step may bring one for each of hundreds of choices.
+const TURN_EVENTS: usize = 8;
+const TURN_BYTES: usize = 16 << 10;
 
 /// An event that the engine delivered.
 #[derive(Clone)]
@@ -43,7 +46,15 @@ pub(super) struct Delivered {
 impl ResponseDriver {
     pub(super) async fn follow(mut self, mut events: mpsc::UnboundedReceiver<Delivered>, flight: Flight) {
         self.refuse_denied();
+        let (mut turn_events, mut turn_bytes) = (0, 0);
         loop {
+            let is_over = turn_events >= TURN_EVENTS || turn_bytes >= TURN_BYTES;
+            if is_over && !events.is_empty() {
+                tokio::task::yield_now().await;
+            }
+            if is_over || events.is_empty() {
+                (turn_events, turn_bytes) = (0, 0);
+            }
             if !self.answered && self.slots.iter().all(|slot| slot.done) {
                 let bytes = match self.output {
                     Output::Whole(_) => self.memory.gathered,
@@ -61,6 +72,7 @@ impl ResponseDriver {
                         let bytes = event_bytes(&event);
                         self.memory.unread.release(bytes);
                         let bytes = bytes + self.opening_bytes(prompt, &event);
+                        (turn_events, turn_bytes) = (turn_events + 1, turn_bytes + bytes);
                         let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event, at)).await else { return };
                         self = done;
                     }
