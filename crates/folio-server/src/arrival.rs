@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::config::Limits;
 use crate::http::Shared;
-use crate::http::connections::Holding;
+use crate::http::connections::HoldingBody;
 use crate::http::reply::Refusal;
 use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, ollama, read_body};
 use crate::load::{Counted, Load};
@@ -98,7 +98,7 @@ pub async fn around(
     }
     match entry {
         // It runs until its answer was accepted or its client left.
-        Some(entry) => response.map(|body| Body::new(Holding::new(body, (entry, answered_for)))),
+        Some(entry) => response.map(|body| Body::new(HoldingBody::new(body, (entry, answered_for)))),
         None => response,
     }
 }

@@ -16,7 +16,7 @@ use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer, work};
 
 use crate::error::ServerError;
-use crate::threads::{LOOKUPS, Lost, Pool};
+use crate::threads::{LOOKUPS, Pool, WorkLost};
 
 /// The engine as the server sees it: every method but `hashes` returns at once. [`EngineHandle`] is the engine; tests have others.
 pub trait Engine: Send + Sync + 'static {
@@ -76,7 +76,7 @@ pub(crate) async fn hashes(
     }
     match served.lookups.finish(tenant, size_of::<u32>() * tokens, hash_all).await {
         Ok(hashes) => hashes,
-        Err(Lost) => panic!("prompts were not hashed"),
+        Err(WorkLost) => panic!("prompts were not hashed"),
     }
 }
 

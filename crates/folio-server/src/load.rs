@@ -17,7 +17,7 @@ use crate::config::Limits;
 use crate::http::refused::RefusedPeers;
 use crate::tenancy::answering::Answering;
 use crate::tenancy::unread::Budget;
-use crate::threads::{FILES, Lost, Pool};
+use crate::threads::{FILES, Pool, WorkLost};
 
 /// Pieces of work on files that wait in line; 429 above this.
 const FILES_WAITING: usize = 512;
@@ -91,7 +91,7 @@ impl Load {
     ) -> Result<T, ApiError> {
         let done = self.text.run(tenant, bytes, || giving_way(work)).await;
         let done = done.map_err(|_| ApiError::busy("Too many requests are being read and tokenized.", 1))?;
-        done.unwrap_or_else(|Lost| {
+        done.unwrap_or_else(|WorkLost| {
             self.panics.inc();
             Err(ApiError::internal("preparing the request failed"))
         })
@@ -106,7 +106,7 @@ impl Load {
     ) -> Result<T, ApiError> {
         let done = self.files.run(tenant, bytes, work).await;
         let done = done.map_err(|_| ApiError::busy("Too many requests wait for files.", 1))?;
-        done.unwrap_or_else(|Lost| {
+        done.unwrap_or_else(|WorkLost| {
             self.panics.inc();
             Err(ApiError::internal("working on a file failed"))
         })

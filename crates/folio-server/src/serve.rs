@@ -26,7 +26,7 @@ use crate::endpoints::batches;
 use crate::engine::App;
 use crate::error::ServerError;
 use crate::http::Peer;
-use crate::http::connections::{ConnectionPlace, Connections, Patient};
+use crate::http::connections::{ConnectionPlace, Connections, PatientSocket};
 use crate::http::tls::{LOOKED_AT_EVERY, Tls};
 use crate::observability::Observability;
 use crate::observability::kv_events;
@@ -200,7 +200,7 @@ impl Server {
         tokio::spawn(async move {
             connections.inc();
             let limits = &load.limits;
-            let socket = Patient::new(socket, limits.write_timeout);
+            let socket = PatientSocket::new(socket, limits.write_timeout);
             let spoken = async {
                 match acceptor {
                     None => speak(TokioIo::new(socket), service, limits, watcher).await,

@@ -105,7 +105,7 @@ struct AnswerLine<'a> {
     model: &'a str,
     created_at: &'a str,
     #[serde(flatten)]
-    said: Said<'a>,
+    said: MessageOrText<'a>,
     done: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     done_reason: Option<&'a str>,
@@ -120,7 +120,7 @@ struct AnswerLine<'a> {
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Said<'a> {
+enum MessageOrText<'a> {
     Message {
         message: OllamaMessage<'a>,
     },
@@ -188,10 +188,10 @@ impl LineWriter {
     fn line<'a>(&'a self, delta: &'a Delta, tool_calls: Vec<OllamaToolCall>) -> AnswerLine<'a> {
         let (content, thinking) = (delta.content(), delta.reasoning());
         let said = match self.kind {
-            CompletionKind::Chat => {
-                Said::Message { message: OllamaMessage { role: "assistant", content, thinking, tool_calls } }
-            }
-            CompletionKind::Completion => Said::Response { response: content, thinking },
+            CompletionKind::Chat => MessageOrText::Message {
+                message: OllamaMessage { role: "assistant", content, thinking, tool_calls },
+            },
+            CompletionKind::Completion => MessageOrText::Response { response: content, thinking },
         };
         let logprobs = self.logprobs.map(|wanted| chat_tokens(&self.tokenizer, &delta.scored, wanted));
         AnswerLine {

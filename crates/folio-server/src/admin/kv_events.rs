@@ -19,7 +19,7 @@ use crate::load::Load;
 use crate::observability::Observability;
 use crate::observability::kv_events::{Published, owners, told};
 use crate::tenancy::Tenancy;
-use crate::threads::{Lost, NOBODY};
+use crate::threads::{NOBODY, WorkLost};
 
 fn published(observability: &Observability) -> Result<&Published, ApiError> {
     let off =
@@ -69,7 +69,7 @@ pub(crate) async fn blocks(
     let list = move || list(&resident, &feed.resident(&owners()), &told, size).to_string();
     // Tiers read it from a disk.
     let written = load.files.finish(NOBODY, bytes, list).await;
-    Ok(json_response(written.map_err(|Lost| unexpected())?))
+    Ok(json_response(written.map_err(|WorkLost| unexpected())?))
 }
 
 fn unexpected() -> ApiError {

@@ -17,7 +17,7 @@ use crate::generation::input::InputProcessor;
 use crate::generation::retention::ranges;
 use crate::generation::sampling::fit;
 use crate::generation::tokenizing::speculation;
-use crate::observability::why::Asked;
+use crate::observability::why::RequestKind;
 use crate::safety::Screened;
 
 /// A request ready for the engine.
@@ -30,7 +30,7 @@ pub struct Job {
     /// A vector is wanted instead of an answer.
     pub pooling: Option<Pooling>,
     pub prompts: Vec<PromptJob>,
-    pub asked: Asked,
+    pub asked: RequestKind,
     /// When the HTTP request arrived.
     pub arrived: Instant,
     /// Who asks for what, for the safety callout.
@@ -100,7 +100,7 @@ impl Job {
             reading: None,
             pooling: None,
             prompts,
-            asked: Asked::Chat,
+            asked: RequestKind::Chat,
             arrived: Instant::now(),
             asker: Map::new(),
             notes: Notes::default(),

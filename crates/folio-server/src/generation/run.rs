@@ -24,7 +24,7 @@ use crate::http::caught;
 use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::observability::traces::Requested;
-use crate::observability::why::{Asked, SubmittedRequest};
+use crate::observability::why::{RequestKind, SubmittedRequest};
 use crate::tenancy::gate::{AdmittedRequest, Need, TOKENS_EXPECTED, Ticket};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
@@ -222,8 +222,8 @@ fn requested(job: &Job, flight: &Flight) -> Requested {
         context: flight.entry.trace.get().map(|trace| (**trace).clone()),
         operation: match (job.pooling, job.asked) {
             (Some(_), _) => "embeddings",
-            (None, Asked::Chat) => "chat",
-            (None, Asked::Completion) => "text_completion",
+            (None, RequestKind::Chat) => "chat",
+            (None, RequestKind::Completion) => "text_completion",
         },
         choices: job.generation.n as usize,
         params: job.prompts.first().map_or_else(|| SamplingParams::greedy(0), |prompt| prompt.params.clone()),

@@ -157,7 +157,7 @@ impl Drop for ConnectionPlace {
 impl Busy {
     /// The answer, which keeps the connection busy until its last byte was taken.
     pub fn around(self, response: Response<Body>) -> Response<Body> {
-        response.map(|body| Body::new(Holding::new(body, self)))
+        response.map(|body| Body::new(HoldingBody::new(body, self)))
     }
 }
 
@@ -180,18 +180,18 @@ impl Drop for Busy {
 }
 
 /// A body, and what is held until its last byte was taken or nobody wants it any more.
-pub(crate) struct Holding<T> {
+pub(crate) struct HoldingBody<T> {
     inner: Body,
     _held: T,
 }
 
-impl<T> Holding<T> {
+impl<T> HoldingBody<T> {
     pub fn new(inner: Body, held: T) -> Self {
         Self { inner, _held: held }
     }
 }
 
-impl<T: Unpin> HttpBody for Holding<T> {
+impl<T: Unpin> HttpBody for HoldingBody<T> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -221,7 +221,7 @@ const WRITES_AT_ONCE: usize = 64 << 10;
 
 /// A socket whose peer must go on reading: a write that makes no progress for `patience` is an error. Behind the last answer it lingers, as
 /// RFC 9112 (9.6) has it: a socket that is closed while something lies unread in it takes away from its peer what that was told last.
-pub(crate) struct Patient<S> {
+pub(crate) struct PatientSocket<S> {
     socket: S,
     patience: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
@@ -231,7 +231,7 @@ pub(crate) struct Patient<S> {
     written: usize,
 }
 
-impl<S> Patient<S> {
+impl<S> PatientSocket<S> {
     pub fn new(socket: S, patience: Duration) -> Self {
         Self { socket, patience, waiting: None, lingering: None, written: 0 }
     }
@@ -267,7 +267,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> Patient<S> {
+impl<S: AsyncRead + Unpin> PatientSocket<S> {
     /// Lets pass what still comes, until nothing does.
     fn linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some((until, passed)) = &mut self.lingering else { return Poll::Ready(()) };
@@ -287,7 +287,7 @@ impl<S: AsyncRead + Unpin> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PatientSocket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -297,7 +297,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for PatientSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.turn(cx));
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
@@ -383,7 +383,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_does_not_read_is_given_up_and_one_that_reads_slowly_is_not() {
         let (near, mut far) = tokio::io::duplex(16);
-        let mut near = Patient::new(near, Duration::from_secs(2));
+        let mut near = PatientSocket::new(near, Duration::from_secs(2));
         let writer =
             tokio::spawn(async move { near.write_all(&[7; 64]).await.map_err(|error| error.kind()) });
         let mut taken = [0; 16];
@@ -393,7 +393,7 @@ mod tests {
         }
         assert_eq!(writer.await.unwrap(), Ok(()), "it took longer, and never so long without progress");
         let (near, _far) = tokio::io::duplex(16);
-        let mut near = Patient::new(near, Duration::from_millis(50));
+        let mut near = PatientSocket::new(near, Duration::from_millis(50));
         assert_eq!(near.write_all(&[7; 64]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn what_waits_for_a_reader_who_comes_back_is_written_in_pieces() {
         const PIECE: usize = 10_000;
-        let mut socket = Patient::new(Taking(0), Duration::from_secs(60));
+        let mut socket = PatientSocket::new(Taking(0), Duration::from_secs(60));
         let cx = &mut Context::from_waker(std::task::Waker::noop());
         for _ in 0..20 {
             let before = socket.socket.0;
@@ -442,20 +442,20 @@ mod tests {
     #[tokio::test]
     async fn behind_the_last_answer_what_still_comes_is_let_pass_for_a_while() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let mut near = Patient::new(near, Duration::from_secs(60));
+        let mut near = PatientSocket::new(near, Duration::from_secs(60));
         let closing = tokio::spawn(async move { near.shutdown().await });
         far.write_all(&[0; 100_000]).await.expect("it is taken");
         assert!(!closing.is_finished());
         drop(far);
         assert!(soon(closing).await.is_some(), "its peer has closed");
         let (near, _far) = tokio::io::duplex(16);
-        let mut near = Patient::new(near, Duration::from_secs(60));
+        let mut near = PatientSocket::new(near, Duration::from_secs(60));
         assert!(
             tokio::time::timeout(LINGERS * 20, near.shutdown()).await.is_ok(),
             "nor is a silent one waited for"
         );
         let (near, mut far) = tokio::io::duplex(1 << 16);
-        let mut near = Patient::new(near, Duration::from_secs(60));
+        let mut near = PatientSocket::new(near, Duration::from_secs(60));
         let closing = tokio::spawn(async move { near.shutdown().await });
         let flood = async { while far.write_all(&[0; 1 << 16]).await.is_ok() {} };
         tokio::time::timeout(LINGERS * 20, flood).await.expect("a flood ends");

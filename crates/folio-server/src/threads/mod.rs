@@ -27,7 +27,7 @@ pub struct Pool(FairQueue<TenantId>);
 
 /// The work was not done to its end: it panicked, or the process ends.
 #[derive(Debug)]
-pub struct Lost;
+pub struct WorkLost;
 
 impl Pool {
     /// So many pieces at once, and so many in line.
@@ -46,7 +46,7 @@ impl Pool {
         tenant: TenantId,
         cost: usize,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Result<T, Lost>, Full> {
+    ) -> Result<Result<T, WorkLost>, Full> {
         let turn = self.0.turn(&tenant, cost as u64).await?;
         Ok(in_turn(turn, work).await)
     }
@@ -57,22 +57,22 @@ impl Pool {
         tenant: TenantId,
         cost: usize,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Lost> {
+    ) -> Result<T, WorkLost> {
         let turn = self.0.turn_of_admitted(&tenant, cost as u64).await;
-        in_turn(turn.map_err(|_| Lost)?, work).await
+        in_turn(turn.map_err(|_| WorkLost)?, work).await
     }
 }
 
 async fn in_turn<T: Send + 'static>(
     turn: Turn<TenantId>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Lost> {
+) -> Result<T, WorkLost> {
     let done = tokio::task::spawn_blocking(move || {
         // Held until the work is done, even when nobody waits for it any more.
         let _turn = turn;
         work()
     });
-    done.await.map_err(|_| Lost)
+    done.await.map_err(|_| WorkLost)
 }
 
 #[cfg(test)]
@@ -102,7 +102,7 @@ mod tests {
         }
         assert!(slow.run(tenant, 1, || ()).await.is_err(), "the line is full");
         assert_eq!(quick.run(tenant, 1, || 7).await.unwrap().unwrap(), 7);
-        assert!(quick.finish(tenant, 1, || panic!("as it may")).await.is_err_and(|_: Lost| true));
+        assert!(quick.finish(tenant, 1, || panic!("as it may")).await.is_err_and(|_: WorkLost| true));
         drop(release);
         for piece in stuck {
             piece.await.unwrap();

@@ -1,7 +1,7 @@
 //! The engine's filters, tests, functions and methods, each with what it may make charged before it runs.
 //!
 //! Invariant: nothing a template can call is missing here; what is not registered does not exist for it. Charges are upper
-//! bounds by the kind of function ([`Makes`]), not by what it then does. What is lazy becomes a list.
+//! bounds by the kind of function ([`OutputSize`]), not by what it then does. What is lazy becomes a list.
 
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, filters, functions, tests};
@@ -12,7 +12,7 @@ use super::meter::{ELEMENT, Meter, Size, Spent, elements, is_namespace, meter};
 
 /// What a function makes of its arguments, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Makes {
+enum OutputSize {
     /// Nothing; it looks at texts.
     Nothing,
     /// A text of a few times the length of its arguments as they are printed.
@@ -41,58 +41,58 @@ enum Makes {
 
 /// Makes one of the engine's functions a value.
 type Make = fn() -> Value;
-type Filter = (&'static str, Makes, Make);
+type Filter = (&'static str, OutputSize, Make);
 /// With its names.
 type Test = (&'static [&'static str], Make);
 
 const FILTERS: &[Filter] = &[
-    ("safe", Makes::Text, || Value::from_function(filters::safe)),
-    ("escape", Makes::Text, || Value::from_function(filters::escape)),
-    ("e", Makes::Text, || Value::from_function(filters::escape)),
-    ("lower", Makes::Text, || Value::from_function(filters::lower)),
-    ("upper", Makes::Text, || Value::from_function(filters::upper)),
-    ("title", Makes::Text, || Value::from_function(filters::title)),
-    ("capitalize", Makes::Text, || Value::from_function(filters::capitalize)),
-    ("replace", Makes::Replaced, || Value::from_function(filters::replace)),
-    ("length", Makes::Nothing, || Value::from_function(filters::length)),
-    ("count", Makes::Nothing, || Value::from_function(filters::length)),
-    ("dictsort", Makes::Compared, || Value::from_function(filters::dictsort)),
-    ("items", Makes::Nested, || Value::from_function(filters::items)),
-    ("reverse", Makes::Elements, || Value::from_function(filters::reverse)),
-    ("trim", Makes::Text, || Value::from_function(filters::trim)),
-    ("join", Makes::Joined, || Value::from_function(filters::join)),
-    ("split", Makes::Parts, || Value::from_function(filters::split)),
-    ("lines", Makes::Parts, || Value::from_function(filters::lines)),
-    ("default", Makes::Nothing, || Value::from_function(filters::default)),
-    ("d", Makes::Nothing, || Value::from_function(filters::default)),
-    ("round", Makes::Nothing, || Value::from_function(filters::round)),
-    ("abs", Makes::Nothing, || Value::from_function(filters::abs)),
-    ("int", Makes::Nothing, || Value::from_function(filters::int)),
-    ("float", Makes::Nothing, || Value::from_function(filters::float)),
-    ("attr", Makes::Nothing, || Value::from_function(filters::attr)),
-    ("first", Makes::Nothing, || Value::from_function(filters::first)),
-    ("last", Makes::Nothing, || Value::from_function(filters::last)),
-    ("min", Makes::Compared, || Value::from_function(filters::min)),
-    ("max", Makes::Compared, || Value::from_function(filters::max)),
-    ("sort", Makes::Compared, || Value::from_function(filters::sort)),
-    ("list", Makes::Elements, || Value::from_function(filters::list)),
-    ("string", Makes::Text, || Value::from_function(filters::string)),
-    ("bool", Makes::Nothing, || Value::from_function(filters::bool)),
-    ("batch", Makes::Groups, || Value::from_function(filters::batch)),
-    ("slice", Makes::Groups, || Value::from_function(filters::slice)),
-    ("sum", Makes::Sum, || Value::from_function(filters::sum)),
-    ("indent", Makes::Indented, || Value::from_function(filters::indent)),
-    ("select", Makes::Elements, || Value::from_function(filters::select)),
-    ("reject", Makes::Elements, || Value::from_function(filters::reject)),
-    ("selectattr", Makes::Elements, || Value::from_function(filters::selectattr)),
-    ("rejectattr", Makes::Elements, || Value::from_function(filters::rejectattr)),
-    ("map", Makes::Nested, || Value::from_function(filters::map)),
-    ("groupby", Makes::Compared, || Value::from_function(filters::groupby)),
-    ("unique", Makes::Compared, || Value::from_function(filters::unique)),
-    ("chain", Makes::Elements, || Value::from_function(filters::chain)),
-    ("zip", Makes::Nested, || Value::from_function(filters::zip)),
-    ("format", Makes::Formatted, || Value::from_function(filters::format)),
-    ("tojson", Makes::Text, || Value::from_function(super::functions::tojson)),
+    ("safe", OutputSize::Text, || Value::from_function(filters::safe)),
+    ("escape", OutputSize::Text, || Value::from_function(filters::escape)),
+    ("e", OutputSize::Text, || Value::from_function(filters::escape)),
+    ("lower", OutputSize::Text, || Value::from_function(filters::lower)),
+    ("upper", OutputSize::Text, || Value::from_function(filters::upper)),
+    ("title", OutputSize::Text, || Value::from_function(filters::title)),
+    ("capitalize", OutputSize::Text, || Value::from_function(filters::capitalize)),
+    ("replace", OutputSize::Replaced, || Value::from_function(filters::replace)),
+    ("length", OutputSize::Nothing, || Value::from_function(filters::length)),
+    ("count", OutputSize::Nothing, || Value::from_function(filters::length)),
+    ("dictsort", OutputSize::Compared, || Value::from_function(filters::dictsort)),
+    ("items", OutputSize::Nested, || Value::from_function(filters::items)),
+    ("reverse", OutputSize::Elements, || Value::from_function(filters::reverse)),
+    ("trim", OutputSize::Text, || Value::from_function(filters::trim)),
+    ("join", OutputSize::Joined, || Value::from_function(filters::join)),
+    ("split", OutputSize::Parts, || Value::from_function(filters::split)),
+    ("lines", OutputSize::Parts, || Value::from_function(filters::lines)),
+    ("default", OutputSize::Nothing, || Value::from_function(filters::default)),
+    ("d", OutputSize::Nothing, || Value::from_function(filters::default)),
+    ("round", OutputSize::Nothing, || Value::from_function(filters::round)),
+    ("abs", OutputSize::Nothing, || Value::from_function(filters::abs)),
+    ("int", OutputSize::Nothing, || Value::from_function(filters::int)),
+    ("float", OutputSize::Nothing, || Value::from_function(filters::float)),
+    ("attr", OutputSize::Nothing, || Value::from_function(filters::attr)),
+    ("first", OutputSize::Nothing, || Value::from_function(filters::first)),
+    ("last", OutputSize::Nothing, || Value::from_function(filters::last)),
+    ("min", OutputSize::Compared, || Value::from_function(filters::min)),
+    ("max", OutputSize::Compared, || Value::from_function(filters::max)),
+    ("sort", OutputSize::Compared, || Value::from_function(filters::sort)),
+    ("list", OutputSize::Elements, || Value::from_function(filters::list)),
+    ("string", OutputSize::Text, || Value::from_function(filters::string)),
+    ("bool", OutputSize::Nothing, || Value::from_function(filters::bool)),
+    ("batch", OutputSize::Groups, || Value::from_function(filters::batch)),
+    ("slice", OutputSize::Groups, || Value::from_function(filters::slice)),
+    ("sum", OutputSize::Sum, || Value::from_function(filters::sum)),
+    ("indent", OutputSize::Indented, || Value::from_function(filters::indent)),
+    ("select", OutputSize::Elements, || Value::from_function(filters::select)),
+    ("reject", OutputSize::Elements, || Value::from_function(filters::reject)),
+    ("selectattr", OutputSize::Elements, || Value::from_function(filters::selectattr)),
+    ("rejectattr", OutputSize::Elements, || Value::from_function(filters::rejectattr)),
+    ("map", OutputSize::Nested, || Value::from_function(filters::map)),
+    ("groupby", OutputSize::Compared, || Value::from_function(filters::groupby)),
+    ("unique", OutputSize::Compared, || Value::from_function(filters::unique)),
+    ("chain", OutputSize::Elements, || Value::from_function(filters::chain)),
+    ("zip", OutputSize::Nested, || Value::from_function(filters::zip)),
+    ("format", OutputSize::Formatted, || Value::from_function(filters::format)),
+    ("tojson", OutputSize::Text, || Value::from_function(super::functions::tojson)),
 ];
 
 const TESTS: &[Test] = &[
@@ -136,21 +136,21 @@ const FUNCTIONS: &[(&str, Make)] = &[
 ];
 
 /// Methods of texts, lists and mappings.
-const METHODS: &[(&str, Makes)] = &[
-    ("replace", Makes::Replaced),
-    ("join", Makes::Joined),
-    ("split", Makes::Parts),
-    ("splitlines", Makes::Parts),
-    ("format", Makes::Formatted),
-    ("count", Makes::Compared),
-    ("keys", Makes::Elements),
-    ("values", Makes::Elements),
-    ("items", Makes::Nested),
-    ("get", Makes::Nothing),
-    ("find", Makes::Nothing),
-    ("rfind", Makes::Nothing),
-    ("startswith", Makes::Nothing),
-    ("endswith", Makes::Nothing),
+const METHODS: &[(&str, OutputSize)] = &[
+    ("replace", OutputSize::Replaced),
+    ("join", OutputSize::Joined),
+    ("split", OutputSize::Parts),
+    ("splitlines", OutputSize::Parts),
+    ("format", OutputSize::Formatted),
+    ("count", OutputSize::Compared),
+    ("keys", OutputSize::Elements),
+    ("values", OutputSize::Elements),
+    ("items", OutputSize::Nested),
+    ("get", OutputSize::Nothing),
+    ("find", OutputSize::Nothing),
+    ("rfind", OutputSize::Nothing),
+    ("startswith", OutputSize::Nothing),
+    ("endswith", OutputSize::Nothing),
 ];
 
 pub(super) fn add_to(environment: &mut Environment<'static>) {
@@ -178,7 +178,8 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     }
     environment.remove_global("debug");
     environment.set_unknown_method_callback(|state, value, method, args| {
-        let makes = METHODS.iter().find(|(name, _)| *name == method).map_or(Makes::Text, |(_, makes)| *makes);
+        let makes =
+            METHODS.iter().find(|(name, _)| *name == method).map_or(OutputSize::Text, |(_, makes)| *makes);
         let whole: Vec<Value> = [value].into_iter().chain(args).cloned().collect();
         charge(meter(state), makes, method == "join", &whole)?;
         let made = pycompat::unknown_method_callback(state, value, method, args)?;
@@ -186,16 +187,23 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     });
 }
 
-fn call(state: &mut State<'_, '_>, function: &Value, makes: Makes, args: &[Value]) -> Result<Value, Error> {
+fn call(
+    state: &mut State<'_, '_>,
+    function: &Value,
+    makes: OutputSize,
+    args: &[Value],
+) -> Result<Value, Error> {
     charge(meter(state), makes, false, args)?;
     let made = function.call(state, args)?;
     finished(meter(state), makes, made)
 }
 
-fn finished(meter: &mut Meter, makes: Makes, made: Value) -> Result<Value, Error> {
+fn finished(meter: &mut Meter, makes: OutputSize, made: Value) -> Result<Value, Error> {
     let made = listed(meter, made)?;
     match makes {
-        Makes::Nested | Makes::Compared | Makes::Groups if made.as_object().is_some() => built(meter, made),
+        OutputSize::Nested | OutputSize::Compared | OutputSize::Groups if made.as_object().is_some() => {
+            built(meter, made)
+        }
         _ => Ok(made),
     }
 }
@@ -237,28 +245,28 @@ fn charge_test(meter: &mut Meter, args: &[Value]) -> Result<(), Spent> {
 }
 
 /// `joiner_first`: as the method has it, the first argument is what comes between.
-fn charge(meter: &mut Meter, makes: Makes, joiner_first: bool, args: &[Value]) -> Result<(), Error> {
+fn charge(meter: &mut Meter, makes: OutputSize, joiner_first: bool, args: &[Value]) -> Result<(), Error> {
     let Some(first) = args.first() else { return Ok(()) };
     for text in args.iter().filter_map(|arg| arg.as_str()) {
         meter.work(1 + text.len() / 16)?;
     }
     let bytes = match makes {
-        Makes::Nothing => 0,
-        Makes::Elements | Makes::Nested => {
+        OutputSize::Nothing => 0,
+        OutputSize::Elements | OutputSize::Nested => {
             args.iter().map(|arg| elements(arg).saturating_mul(ELEMENT * 2)).fold(0, usize::saturating_add)
         }
-        Makes::Compared => {
+        OutputSize::Compared => {
             let size = meter.measure(first)?;
             meter.work(
                 size.nodes.saturating_add(size.bytes / 16).saturating_mul(1 + size.nodes.ilog2() as usize),
             )?;
             elements(first).saturating_mul(ELEMENT * 2)
         }
-        Makes::Text => {
+        OutputSize::Text => {
             let size = meter.measure(first)?;
             size.bytes.saturating_mul(6).saturating_add(layout(meter, &size, &args[1..])?)
         }
-        Makes::Parts => {
+        OutputSize::Parts => {
             let text = first.as_str().unwrap_or_default();
             let parts =
                 match args.get(1).and_then(|separator| separator.as_str()).filter(|text| !text.is_empty()) {
@@ -267,30 +275,30 @@ fn charge(meter: &mut Meter, makes: Makes, joiner_first: bool, args: &[Value]) -
                 };
             text.len().saturating_add((parts + 1).saturating_mul(ELEMENT))
         }
-        Makes::Replaced => {
+        OutputSize::Replaced => {
             let mut length = |at: usize| args.get(at).map_or(Ok(0), |arg| printed(meter, arg));
             let [text, from, to] = [length(0), length(1), length(2)];
             let (text, from, to) = (text?, from?, to?);
             text.saturating_add((text / from.max(1) + 1).saturating_mul(to))
         }
-        Makes::Joined => {
+        OutputSize::Joined => {
             let (list, joiner) =
                 if joiner_first { (args.get(1), Some(first)) } else { (Some(first), args.get(1)) };
             let list = list.cloned().unwrap_or_default();
             let between = joiner.map_or(Ok(0), |joiner| printed(meter, joiner))?;
             printed(meter, &list)?.saturating_add(elements(&list).saturating_mul(between))
         }
-        Makes::Indented => {
+        OutputSize::Indented => {
             let lines = first.as_str().unwrap_or_default().matches('\n').count() + 1;
             printed(meter, first)?
                 .saturating_add(lines.saturating_add(1).saturating_mul(largest_number(args)))
         }
-        Makes::Formatted => formatted(meter, first, args)?,
-        Makes::Groups => {
+        OutputSize::Formatted => formatted(meter, first, args)?,
+        OutputSize::Groups => {
             let all = elements(first).saturating_add(largest_number(args));
             all.saturating_mul(ELEMENT * 2)
         }
-        Makes::Sum => {
+        OutputSize::Sum => {
             let size = meter.measure(first)?;
             elements(first).saturating_mul(size.bytes).min(if size.bytes <= elements(first) * 48 + 64 {
                 ELEMENT

@@ -40,7 +40,7 @@ use crate::tenancy::gate::Payload;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
 use crate::threads::fair_queue::Turn;
-use crate::threads::{Lost, NOBODY};
+use crate::threads::{NOBODY, WorkLost};
 use folio_api::params::Generation;
 use folio_api::{ApiError, unix_s};
 use folio_kv::TenantId;
@@ -432,7 +432,7 @@ impl BatchRun {
         while held.is_some() {
             let job = self.clone();
             let line = generator.load.files.finish(self.tenant.id, 1, move || job.line(place)).await;
-            let line = line.unwrap_or_else(|Lost| Err("reading was not done to its end".into()));
+            let line = line.unwrap_or_else(|WorkLost| Err("reading was not done to its end".into()));
             let answer = match line {
                 Err(error) => Err(ApiError::internal(format!("the line cannot be read: {error}"))),
                 Ok(line) => {

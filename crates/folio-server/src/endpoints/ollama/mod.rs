@@ -25,7 +25,7 @@ use crate::generation::truncation::truncated;
 use crate::http::Shared;
 use crate::http::reply::Reply;
 use crate::observability::step;
-use crate::observability::why::Asked;
+use crate::observability::why::RequestKind;
 
 /// `POST /api/chat`.
 pub(crate) fn chat(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, ApiError> {
@@ -54,11 +54,11 @@ fn job(
 ) -> Result<Job, ApiError> {
     let OllamaRequest { generation, prompt: source, truncates, include_reasoning, notes } = request;
     let tenant = arrival.tenant.id;
-    let (mut prompts, mut reading, mut asked) = (Vec::new(), None, Asked::Chat);
+    let (mut prompts, mut reading, mut asked) = (Vec::new(), None, RequestKind::Chat);
     match source {
         PromptSource::Nothing => {}
         PromptSource::Text(text) => {
-            asked = Asked::Completion;
+            asked = RequestKind::Completion;
             let (screened, replaced) = screen_prompt(inputs, arrival, 0, || text.clone())?;
             let text = replaced.unwrap_or(text);
             let tokens = encode(inputs, Some(tenant), &text, true, false, param)?;

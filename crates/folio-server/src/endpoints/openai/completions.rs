@@ -13,7 +13,7 @@ use crate::generation::job::{Job, PromptJob};
 use crate::generation::sampling::rules;
 use crate::generation::screening::screen_prompt;
 use crate::generation::tokenizing::encode;
-use crate::observability::why::Asked;
+use crate::observability::why::RequestKind;
 use crate::safety::Screened;
 
 pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job, ApiError> {
@@ -38,7 +38,7 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
         &generation,
     ));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, "completions"));
-    let asked = Asked::Completion;
+    let asked = RequestKind::Completion;
     Ok(Job { asked, arrived, asker, notes: request.notes, ..Job::new(writer, generation, prompts?) })
 }
 

@@ -34,7 +34,7 @@ use crate::http::Shared;
 use crate::http::reply::{Reply, json_bytes, tell};
 use crate::tenancy::gate::AdmittedRequest;
 use crate::tenancy::tenant::Tenant;
-use crate::threads::Lost;
+use crate::threads::WorkLost;
 
 /// Inputs that are with the engine at once.
 const AT_ONCE: usize = 256;
@@ -147,7 +147,7 @@ pub(crate) async fn answer(
         return Ok((join(), notes));
     }
     let joined = generator.load.text.finish(tenant.id, bytes, || giving_way(join)).await;
-    let joined = joined.map_err(|Lost| ApiError::internal("the vectors were not written"))?;
+    let joined = joined.map_err(|WorkLost| ApiError::internal("the vectors were not written"))?;
     Ok((joined, notes))
 }
 

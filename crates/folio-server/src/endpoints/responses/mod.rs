@@ -32,7 +32,7 @@ use crate::load::Load;
 use crate::response_store::log::{self, Log};
 use crate::response_store::{ResponseStore, StoredResponse, size};
 use crate::tenancy::tenant::Tenant;
-use crate::threads::Lost;
+use crate::threads::WorkLost;
 use sealed::Sealer;
 
 /// A request ready to run.
@@ -187,7 +187,7 @@ async fn put_failed(
     if store.stop(tenant.id, id).flatten().is_some() {
         match ended(load, tenant, record, "failed", Some(failed)).await {
             Ok(record) => store.put(tenant.id, id, record, None),
-            Err(Lost) => tracing::warn!(response = id, "that it failed is not kept"),
+            Err(WorkLost) => tracing::warn!(response = id, "that it failed is not kept"),
         }
     }
 }
@@ -199,7 +199,7 @@ async fn ended(
     record: StoredResponse,
     status: &'static str,
     error: Option<ApiError>,
-) -> Result<StoredResponse, Lost> {
+) -> Result<StoredResponse, WorkLost> {
     let bytes = record.response.len();
     let write = move || {
         let response = responses::ended(&record.response, status, error.as_ref());
@@ -331,7 +331,7 @@ pub async fn cancel(
     if let Some(abort) = running {
         abort.cancel();
         let cancelled = ended(&load, &tenant, record, "cancelled", None).await;
-        record = cancelled.map_err(|Lost| ApiError::internal("the response was not written"))?;
+        record = cancelled.map_err(|WorkLost| ApiError::internal("the response was not written"))?;
         store.put(tenant.id, &id, record.clone(), None);
     }
     Ok(json_bytes(record.json()))

@@ -12,7 +12,7 @@ use folio_text::work;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::verdict::{Judge, Judged};
+use super::verdict::{Judge, JudgedChoice};
 use crate::arrival::Flight;
 use crate::decoding::choice::Choice;
 use crate::decoding::reading::Reading;
@@ -74,7 +74,7 @@ pub struct Slot {
     pub done: bool,
     /// Over for the engine.
     pub ended: bool,
-    pub judged: Judged,
+    pub judged: JudgedChoice,
 }
 
 /// When the prompts were handed to the engine, and when it ended the last choice, by its clock.
@@ -174,7 +174,7 @@ impl ResponseDriver {
                     hidden: 0,
                     done: false,
                     ended: prompt.screened.denied,
-                    judged: Judged::default(),
+                    judged: JudgedChoice::default(),
                 });
             }
         }
@@ -215,7 +215,7 @@ impl ResponseDriver {
         }
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            (slot.whole, slot.judged) = (Delta::default(), Judged::default());
+            (slot.whole, slot.judged) = (Delta::default(), JudgedChoice::default());
             if !std::mem::replace(&mut slot.done, true) {
                 self.count(index, "abort");
             }

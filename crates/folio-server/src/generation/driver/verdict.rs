@@ -33,7 +33,7 @@ pub type Verdict = (usize, Result<CalloutAnswer, &'static str>);
 
 /// A choice's way through the verdicts.
 #[derive(Default)]
-pub struct Judged {
+pub struct JudgedChoice {
     pub held: Delta,
     pub asked: Delta,
     /// What that takes.
@@ -46,7 +46,7 @@ pub struct Judged {
     pub notes: Map<String, Value>,
 }
 
-impl Judged {
+impl JudgedChoice {
     /// Keeps the last characters that were shown.
     pub fn remember(&mut self, shown: &Delta, overlap: usize) {
         for piece in &shown.pieces {

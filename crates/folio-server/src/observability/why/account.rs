@@ -13,8 +13,8 @@ use folio_kv::{BlockHashes, TenantId};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-use super::asked::Asked;
 use super::config::{seconds, since};
+use super::kind::RequestKind;
 use super::prompts::Prompts;
 use crate::engine::Engine;
 use crate::observability::traces::{Requested, TracedOutcome, Traces};
@@ -122,7 +122,7 @@ impl Account {
 /// What is known of one request.
 struct RequestFacts {
     id: String,
-    asked: Asked,
+    asked: RequestKind,
     target: Duration,
     submitted: Micros,
     prompts: usize,
@@ -225,7 +225,7 @@ impl RequestFacts {
 /// A request that was handed to the engine.
 pub(crate) struct SubmittedRequest<'a> {
     pub id: &'a str,
-    pub asked: Asked,
+    pub asked: RequestKind,
     /// Of each prompt that the engine got, by its place.
     pub hashes: Vec<(usize, BlockHashes)>,
     pub submitted: Micros,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use folio_engine::Micros;
 
-use super::asked::Asked;
+use super::kind::RequestKind;
 use super::roofline::Roofline;
 
 /// What an operator says that cannot be measured.
@@ -41,10 +41,10 @@ impl Default for Targets {
 }
 
 impl Targets {
-    pub(super) fn of(&self, asked: Asked) -> Duration {
+    pub(super) fn of(&self, asked: RequestKind) -> Duration {
         match asked {
-            Asked::Chat => self.chat,
-            Asked::Completion => self.completion,
+            RequestKind::Chat => self.chat,
+            RequestKind::Completion => self.completion,
         }
     }
 }

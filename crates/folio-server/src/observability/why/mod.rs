@@ -11,10 +11,10 @@
 
 mod account;
 mod advice;
-mod asked;
 mod breaks;
 mod config;
 mod history;
+mod kind;
 mod prompts;
 mod report;
 mod roofline;
@@ -32,9 +32,9 @@ use crate::observability::traces::Traces;
 use crate::tenancy::tenant::Tenant;
 use account::{Account, RecordParts};
 pub(crate) use account::{RequestRecord, SubmittedRequest};
-pub(crate) use asked::Asked;
 pub use config::{Targets, WhyConfig};
 use history::{Sample, SampleHistory};
+pub(crate) use kind::RequestKind;
 use prompts::Prompts;
 use report::WhyReport;
 pub use roofline::{Demand, Rates, Roofline, StepCosts, StepShape};

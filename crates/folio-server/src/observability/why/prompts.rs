@@ -23,7 +23,7 @@ const WAITING: usize = 256;
 const HALF_LIFE_US: f64 = 300e6;
 
 /// Something to look at.
-enum Seen {
+enum ComparedText {
     Prompt {
         tenant: TenantId,
         hashes: BlockHashes,
@@ -48,7 +48,7 @@ pub(super) struct PromptFindings {
 
 /// See the module documentation.
 pub(super) struct Prompts {
-    seen: SyncSender<Seen>,
+    seen: SyncSender<ComparedText>,
     found: Arc<Mutex<PromptFindings>>,
     left_out: AtomicU64,
 }
@@ -69,15 +69,15 @@ impl Prompts {
 
     /// A prompt was computed, of which `cached` tokens were found.
     pub fn prompt(&self, tenant: TenantId, hashes: BlockHashes, tokens: Arc<[u32]>, cached: u32, at: Micros) {
-        self.see(Seen::Prompt { tenant, hashes, tokens, cached, at });
+        self.see(ComparedText::Prompt { tenant, hashes, tokens, cached, at });
     }
 
     /// An answer ended, of which these tokens were computed.
     pub fn answer(&self, hashes: BlockHashes, prompt: Arc<[u32]>, answer: Vec<u32>) {
-        self.see(Seen::Answer { hashes, prompt, answer });
+        self.see(ComparedText::Answer { hashes, prompt, answer });
     }
 
-    fn see(&self, seen: Seen) {
+    fn see(&self, seen: ComparedText) {
         if self.seen.try_send(seen).is_err() {
             self.left_out.fetch_add(1, Ordering::Relaxed);
         }
@@ -130,13 +130,13 @@ impl PromptFindings {
     }
 }
 
-fn look(seen: &Receiver<Seen>, found: &Mutex<PromptFindings>) {
+fn look(seen: &Receiver<ComparedText>, found: &Mutex<PromptFindings>) {
     for seen in seen {
         match seen {
-            Seen::Prompt { tenant, hashes, tokens, cached, at } => {
+            ComparedText::Prompt { tenant, hashes, tokens, cached, at } => {
                 found.lock().see(tenant, &hashes, &tokens, cached, at);
             }
-            Seen::Answer { mut hashes, prompt, answer } => {
+            ComparedText::Answer { mut hashes, prompt, answer } => {
                 let of_prompt = hashes.iter(true).count();
                 hashes.extend(&[&prompt[..], &answer].concat());
                 found.lock().index.computed(hashes.iter(true).skip(of_prompt));

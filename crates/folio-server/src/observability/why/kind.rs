@@ -2,12 +2,12 @@
 
 /// What was asked for, which says how soon an answer is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     Chat,
     Completion,
 }
 
-impl Asked {
+impl RequestKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
