@@ -256,3 +256,24 @@ async fn a_client_that_reads_a_byte_at_a_time_gets_every_byte() {
     assert!(text.contains("\"completion_tokens\":400") && text.contains("[DONE]"));
     serving.abort();
 }
+
+/// A byte is a token, which takes four: prompts take room wherever they wait, not only as the text they came in.
+#[tokio::test]
+async fn prompts_that_wait_take_room_as_tokens() {
+    let asked = async |room: usize, path: &str, body: &Value| {
+        let limits = Limits { in_flight_bytes: room, ..Limits::default() };
+        let reply = Client::with(config(limits), long(Arc::new(engine()))).post(path, body).await;
+        if reply.status != 200 {
+            reply.error()["code"].as_str().unwrap_or("none").to_owned()
+        } else {
+            String::new()
+        }
+    };
+    let prefix = json!({"prompt": "a".repeat(16_000)});
+    // 16 kB of text and 64 kB of ids: more than half, and less.
+    assert_eq!(asked(150 << 10, "/v1/cache/prefixes", &prefix).await, "too_much_in_flight");
+    assert_eq!(asked(200 << 10, "/v1/cache/prefixes", &prefix).await, "");
+    // 240 kB of text, 820 kB of ids that are computed at once, and 140 kB of such that wait for them.
+    let inputs = json!({"input": vec!["a".repeat(800); 300]});
+    assert_eq!(asked(2_250_000, "/v1/embeddings", &inputs).await, "too_much_in_flight");
+}

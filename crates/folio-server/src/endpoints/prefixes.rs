@@ -28,6 +28,7 @@ use crate::generation::tokenizing::{encode, encode_prompt};
 use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
 use crate::http::stream::Abort;
+use crate::load::Load;
 use crate::tenancy::Tenancy;
 use crate::tenancy::declared::DeclaredPrefix;
 use crate::tenancy::gate::{AdmittedRequest, Need, Ticket};
@@ -61,9 +62,10 @@ struct Computed {
 pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -> Reply {
     let Generator { served, load, tenancy, .. } = &*generator;
     let _counted = load.in_flight.enter();
-    let JsonRequest { tenant, body, held: _held, entry, .. } = request;
+    let JsonRequest { tenant, body, mut held, entry, .. } = request;
     let inputs = generator.inputs.clone();
     let wanted = load.off_thread(tenant.id, body.len(), move || read(&inputs, tenant.id, &body)).await?;
+    held.grow(size_of_val(&*wanted.tokens)).inspect_err(|_| entry.give_back())?;
     let root = tenancy.root(&tenant);
     let mut first = None;
     for _ in 0..ATTEMPTS {
@@ -323,10 +325,12 @@ async fn load_prefix(
     entry: &Arc<AdmittedRequest>,
     prefix: &PrefixInfo,
 ) -> Result<Loaded, ApiError> {
-    let Generator { served, tenancy, .. } = generator;
+    let Generator { served, tenancy, load, .. } = generator;
     let text = tenancy.prefix_texts.get(tenant.cache, prefix.id).ok_or_else(no_text)?;
+    let mut held = load.unread.hold(&tenant.gate);
+    held.grow(size_of_val(&*text)).inspect_err(|_| entry.give_back())?;
     // The row behind what is loaded is computed.
-    let text: Arc<[u32]> = text[..text.len().min(prefix.tokens as usize + 1)].into();
+    let text = beginning(load, tenant, text, prefix.tokens as usize + 1).await?;
     let ticket = entry.reserve(need(text.len()), Instant::now())?;
     let Retention { priority, ttl_us } = prefix.retention;
     let asked = |tokens: &Arc<[u32]>| {
@@ -351,9 +355,22 @@ async fn load_prefix(
         return Ok(Loaded { found, usage: usage(0, 0) });
     }
     let end = (prefix.cached_tokens + in_tiers) as usize + 1;
-    let text: Arc<[u32]> = text[..text.len().min(end)].into();
+    let text = beginning(load, tenant, text, end).await?;
     let computed = run(generator, tenant, ticket, asked(&text)).await?;
     Ok(Loaded { found, usage: usage(text.len(), computed.cached_tokens) })
+}
+
+/// The first tokens of a text, copied off the event loop where it has more.
+async fn beginning(
+    load: &Load,
+    tenant: &Tenant,
+    text: Arc<[u32]>,
+    tokens: usize,
+) -> Result<Arc<[u32]>, ApiError> {
+    if text.len() <= tokens {
+        return Ok(text);
+    }
+    load.off_thread(tenant.id, tokens * size_of::<u32>(), move || Ok(text[..tokens].into())).await
 }
 
 /// Tokens of a prefix that each tier has behind what the device has, or what nearer ones have.

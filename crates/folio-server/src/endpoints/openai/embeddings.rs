@@ -102,6 +102,9 @@ pub(crate) async fn answer(
     let PreparedInputs { generation, pooling, inputs, form, notes } = prepared;
     let name = format!("embd-{}", generation.request_id.as_deref().unwrap_or(id));
     let tokens: usize = inputs.iter().map(|input| input.len()).sum();
+    // All of them, also while those before them are computed.
+    let mut held = generator.load.unread.hold(&tenant.gate);
+    held.grow(tokens * size_of::<u32>()).inspect_err(|_| entry.give_back())?;
     let mut data = Vec::with_capacity(inputs.len().div_ceil(AT_ONCE));
     for (number, part) in inputs.chunks(AT_ONCE).enumerate() {
         let writer = || Box::new(Vectors { form, first: number * AT_ONCE });
