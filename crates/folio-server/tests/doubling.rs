@@ -10,6 +10,8 @@ mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +23,7 @@ use folio_text::{
     DetokenizeOptions, Detokenizer, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
     SegmentKey, StopMatcher, TOOL_FORMATS, TokenCache, Tokenizer, ToolFormat, work,
 };
+use futures_core::Stream;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -438,6 +441,52 @@ fn answers_are_written_in_proportion() {
                 let body = common::merged(body, json!({"stream": stream}));
                 server.doubles(&format!("{path} {what} stream {stream}"), 400, |n| ask(path, n, &body, say));
             }
+        }
+    }
+}
+
+/// What is long is written on a text thread; on the event loop it is handed on, in parts.
+#[test]
+fn what_is_long_is_written_off_the_event_loop() {
+    let server = Served::new();
+    server.engine.plan(|plan| plan.vector = vec![0.1; 4096]);
+    let prompt = "ab ".repeat(70_000);
+    let completion = json!({"prompt": prompt, "n": 8, "max_tokens": 1});
+    let (echo, ids) = (json!({"echo": true}), json!({"return_token_ids": true}));
+    let both = common::merged(echo.clone(), ids.clone());
+    let inputs = json!({"input": vec!["a"; 256]});
+    for (path, body) in [
+        ("/v1/completions", common::merged(completion.clone(), echo)),
+        ("/v1/completions", common::merged(completion.clone(), ids)),
+        ("/v1/completions", common::merged(completion, both)),
+        ("/v1/embeddings", inputs.clone()),
+        ("/v1/embeddings", common::merged(inputs.clone(), json!({"encoding_format": "base64"}))),
+        ("/api/embed", inputs),
+    ] {
+        for stream in [false, true] {
+            let (mut body, what) = (body.clone(), format!("{path} stream {stream}"));
+            match path {
+                "/v1/completions" => body["stream"] = stream.into(),
+                _ if stream => continue,
+                _ => {}
+            }
+            let request = axum::http::Request::builder().method("POST").uri(path);
+            let request = request.header("content-type", "application/json");
+            let request = request.body(Body::from(body.to_string())).unwrap();
+            let before = here()[1];
+            let told: usize = server.runtime.block_on(async {
+                let response = server.router.clone().oneshot(request).await.unwrap();
+                assert_eq!(response.status(), 200, "{what}");
+                let (mut body, mut told) = (response.into_body().into_data_stream(), 0);
+                while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
+                    told += part.unwrap().len();
+                }
+                told
+            });
+            server.engine.requests.lock().unwrap().clear();
+            let made = here()[1] - before;
+            println!("{what}: {told} bytes told, {made} made room for");
+            assert!(told > 1 << 20 && made < 3 * told as u64, "{what}: {made} for {told}");
         }
     }
 }

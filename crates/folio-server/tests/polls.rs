@@ -306,3 +306,18 @@ async fn lists_of_files_and_batches_are_written_off_the_loop() {
         assert!(steps <= PIECE_MAX, "{path}: {steps} steps for {} bytes", text.len());
     }
 }
+
+/// What a request says is looked at once, and not for each of its choices.
+#[tokio::test]
+async fn hundreds_of_choices_are_begun_in_a_turn() {
+    let client = client();
+    let stops = vec!["ab".repeat(512); 16];
+    let body =
+        json!({"prompt": vec!["hi"; 64], "n": 8, "max_tokens": 1, "stop": stops, "logit_bias": {"97": 1}});
+    let (status, text, most) = watched(&client, "POST", "/v1/completions", body.to_string()).await;
+    let choices = text.matches("\"finish_reason\"").count();
+    assert!(
+        status == 200 && choices == 512 && most <= STEPS_MAX,
+        "{status}: {choices} choices, {most} steps in one poll"
+    );
+}

@@ -277,3 +277,16 @@ async fn prompts_that_wait_take_room_as_tokens() {
     let inputs = json!({"input": vec!["a".repeat(800); 300]});
     assert_eq!(asked(2_250_000, "/v1/embeddings", &inputs).await, "too_much_in_flight");
 }
+
+/// An answer shows as much of its prompt as it is asked to, in each of its choices.
+#[tokio::test]
+async fn what_answers_show_of_their_prompt_is_held_like_what_they_say() {
+    let limits = Limits { unread_bytes: 100_000, ..Limits::default() };
+    let client = Client::with(config(limits), long(FakeEngine::saying("ok")));
+    let ask = json!({"prompt": "a".repeat(12_000), "n": 8, "max_tokens": 1});
+    assert_eq!(client.post("/v1/completions", &ask).await.status, 200);
+    for shown in [json!({"echo": true}), json!({"return_token_ids": true})] {
+        let reply = client.post("/v1/completions", &common::merged(ask.clone(), shown.clone())).await;
+        assert_eq!(reply.error()["code"], "too_much_unread", "{shown}: {}", reply.text);
+    }
+}

@@ -7,32 +7,35 @@
 //! that *ends* first wins; among those ending together, the longest.
 //!
 //! Cost: each byte of text moves every stop string's automaton by amortized constant work (Knuth, Morris and Pratt, *Fast pattern
-//! matching in strings*, 1977), whatever the strings and the text are. Making them is linear in their bytes.
+//! matching in strings*, 1977), whatever the strings and the text are. Making them is linear in their bytes; a clone shares them.
+
+use std::sync::Arc;
 
 use crate::work;
 
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     /// Of non-empty strings.
-    stops: Vec<Stop>,
+    stops: Arc<[Stop]>,
+    /// How much of each the text ends with.
+    matched: Vec<usize>,
     include: bool,
     /// What was held back, behind some that was released already.
     held: String,
     released: usize,
 }
 
-/// A stop string, and how much of it the text ends with.
-#[derive(Clone, Debug)]
+/// A stop string.
+#[derive(Debug)]
 struct Stop {
-    text: Box<[u8]>,
+    text: Box<str>,
     /// Of the first `n` bytes: the longest end that is also a beginning, and shorter than `n`.
     borders: Box<[u32]>,
-    matched: usize,
 }
 
 impl Stop {
-    fn new(text: String) -> Self {
-        let text = text.into_bytes().into_boxed_slice();
+    fn new(string: String) -> Self {
+        let text = string.as_bytes();
         work::add(text.len());
         let mut borders = vec![0u32; text.len() + 1];
         for end in 1..text.len() {
@@ -42,24 +45,30 @@ impl Stop {
             }
             borders[end + 1] = (border + usize::from(text[border] == text[end])) as u32;
         }
-        Self { text, borders: borders.into(), matched: 0 }
+        Self { text: string.into(), borders: borders.into() }
     }
 
-    /// The text goes on with `byte`. True: it ends with the stop string.
-    fn push(&mut self, byte: u8) -> bool {
-        while self.matched > 0 && self.text[self.matched] != byte {
-            self.matched = self.borders[self.matched] as usize;
+    /// The text, which ends with the first `matched` bytes, goes on with `byte`. True: it ends with the stop string.
+    fn push(&self, matched: &mut usize, byte: u8) -> bool {
+        let text = self.text.as_bytes();
+        while *matched > 0 && text[*matched] != byte {
+            *matched = self.borders[*matched] as usize;
         }
-        self.matched += usize::from(self.text[self.matched] == byte);
-        self.matched == self.text.len()
+        *matched += usize::from(text[*matched] == byte);
+        *matched == text.len()
     }
 }
 
 impl StopMatcher {
     /// `include`: a matched stop string is part of the output. Empty strings are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>, include: bool) -> Self {
-        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Stop::new).collect();
-        Self { stops, include, held: String::new(), released: 0 }
+        let stops: Arc<[Stop]> = stops.into_iter().filter(|stop| !stop.is_empty()).map(Stop::new).collect();
+        Self { matched: vec![0; stops.len()], stops, include, held: String::new(), released: 0 }
+    }
+
+    /// A stop string, by its index among the non-empty ones.
+    pub fn stop(&self, index: usize) -> &str {
+        &self.stops[index].text
     }
 
     /// Takes text as it is generated; appends to `out` what is safe to show. Returns the index of the stop string
@@ -79,7 +88,7 @@ impl StopMatcher {
             self.restart();
             return Some(index);
         }
-        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
+        let keep = self.matched.iter().copied().max().unwrap_or(0);
         let release = self.held.len() - keep;
         out.push_str(&self.held[self.released..release]);
         self.released = release;
@@ -106,7 +115,7 @@ impl StopMatcher {
     fn restart(&mut self) {
         self.held.clear();
         self.released = 0;
-        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+        self.matched.fill(0);
     }
 
     /// Bytes held back now.
@@ -121,7 +130,7 @@ impl StopMatcher {
             for index in 0..self.stops.len() {
                 let longer = |found: usize| self.stops[index].text.len() > self.stops[found].text.len();
                 let better = found.is_none_or(longer);
-                if self.stops[index].push(byte) && better {
+                if self.stops[index].push(&mut self.matched[index], byte) && better {
                     found = Some(index);
                 }
             }

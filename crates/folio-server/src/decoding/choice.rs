@@ -37,7 +37,6 @@ pub struct Choice {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     matcher: StopMatcher,
-    stops: Arc<[String]>,
     params: Arc<SamplingParams>,
     include_stop: bool,
     /// Stop strings count in reasoning and calls, too.
@@ -62,11 +61,12 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// `matcher`: of the request's stop strings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
         generation: &Generation,
         reading: Option<&Reading>,
-        params: Arc<SamplingParams>,
+        (params, matcher): (Arc<SamplingParams>, StopMatcher),
         rules: Option<&Arc<Rules>>,
     ) -> Self {
         // Control tokens are left out here, where it is known which of them are needed.
@@ -81,8 +81,7 @@ impl Choice {
         let mut choice = Self {
             tokenizer,
             detokenizer: Detokenizer::new(options),
-            matcher: StopMatcher::new(generation.stop.iter().cloned(), generation.include_stop),
-            stops: generation.stop.clone().into(),
+            matcher,
             params,
             include_stop: generation.include_stop,
             stops_everywhere: generation.stop_everywhere,
@@ -186,7 +185,7 @@ impl Choice {
         };
         let thinking = self.reader.as_ref().is_some_and(|reader| reader.parser.in_reasoning());
         self.reasoning_tokens += u32::from(thinking);
-        let stop_reason = stop.map(|index| StopReason::Text(self.stops[index].clone()));
+        let stop_reason = stop.map(|index| StopReason::Text(self.matcher.stop(index).to_owned()));
         // A reader that has all the calls it may read needs no more text.
         if stop_reason.is_none() && !self.reader.as_ref().is_some_and(|reader| reader.parser.is_over()) {
             return self.pass();
@@ -322,7 +321,7 @@ impl Choice {
         let finish = match (self.discard, stopped) {
             (true, _) => Finish::new("length", None),
             (false, Some(index)) => {
-                Finish::new(self.reason("stop"), Some(StopReason::Text(self.stops[index].clone())))
+                Finish::new(self.reason("stop"), Some(StopReason::Text(self.matcher.stop(index).to_owned())))
             }
             (false, None) => {
                 let named = stop_token.filter(|id| !self.params.eos_token_ids.contains(id));

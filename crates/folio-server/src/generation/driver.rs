@@ -25,7 +25,7 @@ use crate::decoding::choice::told;
 use crate::generation::Generator;
 use crate::generation::retention::refused;
 use crate::tenancy::gate::Ticket;
-use crate::tenancy::unread::{event_bytes, gathered_bytes};
+use crate::tenancy::unread::{event_bytes, gathered_bytes, gathered_vector_bytes};
 pub(crate) use response::Whole;
 pub(super) use response::{Output, ResponseDriver};
 
@@ -34,6 +34,8 @@ pub(crate) const AT_ONCE_BYTES: usize = 64 << 10;
 /// Events that wait, and bytes of them, after which others have a turn: a step may bring one for each of hundreds of choices.
 const TURN_EVENTS: usize = 8;
 const TURN_BYTES: usize = 16 << 10;
+/// Of a token's id in JSON.
+const ID_BYTES: usize = 8;
 
 /// An event that the engine delivered.
 #[derive(Clone)]
@@ -142,15 +144,22 @@ impl ResponseDriver {
         }
     }
 
-    /// Bytes that are shown before a prompt's answers: what their openings repeat of the request, and the prompt, where it is decoded token
-    /// by token.
+    /// Bytes that are shown before a prompt's answers: of each what its opening repeats of the request and what it shows of the prompt, and
+    /// that once more, where it is decoded token by token.
     fn opening_bytes(&self, prompt: usize, event: &Event) -> usize {
-        if !matches!(event, Event::Prompt { .. }) {
-            return 0;
-        }
+        let Event::Prompt { prompt_logprobs, .. } = event else { return 0 };
         let job = &self.job.prompts[prompt];
-        let echo = if job.echo_logprobs { job.tokens.len() * gathered_bytes(None) } else { 0 };
-        echo + self.job.writer.repeats() * self.job.generation.n as usize
+        let decoded = if job.echo_logprobs { job.tokens.len() * gathered_bytes(None) } else { 0 };
+        let of_each = self.job.writer.repeats() + self.shown_of_prompt(prompt, prompt_logprobs);
+        decoded + of_each.saturating_mul(self.job.generation.n as usize)
+    }
+
+    /// Bytes that each of a prompt's answers shows of it: its scores, its ids, and its text, as it is and as JSON.
+    fn shown_of_prompt(&self, prompt: usize, logprobs: &[TokenLogprobs]) -> usize {
+        let job = &self.job.prompts[prompt];
+        let scores: usize = logprobs.iter().map(|entry| gathered_bytes(Some(entry))).sum();
+        let ids = if self.job.generation.return_token_ids { ID_BYTES * job.tokens.len() } else { 0 };
+        scores + ids + 2 * job.echo.as_ref().map_or(0, String::len)
     }
 
     fn event(&mut self, prompt: usize, event: Event, at: Instant) {
@@ -171,6 +180,7 @@ impl ResponseDriver {
             }
             Event::Pooled { vector } => {
                 let index = self.index(prompt, 0);
+                self.memory.gathered += gathered_vector_bytes(&vector);
                 self.slots[index].whole.vector = vector;
             }
             Event::Finished { choice, reason, stop_token, error, timing } => {
@@ -220,7 +230,7 @@ impl ResponseDriver {
         }
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         // Every choice shows them.
-        let shown: usize = logprobs.iter().map(|entry| gathered_bytes(Some(entry))).sum();
+        let shown = self.shown_of_prompt(prompt, &logprobs);
         self.memory.gathered += shown.saturating_mul(self.job.generation.n as usize);
         self.count_gathered();
         if self.failed {
@@ -242,6 +252,10 @@ impl ResponseDriver {
                     None => self.flush(index),
                 }
             }
+        }
+        if echo.is_none() && matches!(self.output, Output::Stream(_)) {
+            // Its frames are counted by themselves.
+            self.memory.gathered = self.memory.gathered.saturating_sub(shown.saturating_mul(n));
         }
         self.reports[prompt] = Some(report);
     }

@@ -27,6 +27,8 @@ pub(crate) const FLOOR: usize = 64 << 10;
 const TOKEN: usize = 96;
 /// An entry of log probabilities of a gathered answer: as it is, and as JSON with its text and bytes.
 const ENTRY: usize = 144;
+/// A value of a vector: as it is, and as JSON.
+const VALUE: usize = 4 + 12;
 
 /// What all requests together may hold: bodies, prompts, and answers that were not accepted yet.
 pub(crate) struct Budget {
@@ -198,6 +200,11 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
 /// What a token takes in an answer that is gathered.
 pub(crate) fn gathered_bytes(logprobs: Option<&TokenLogprobs>) -> usize {
     TOKEN + logprobs.map_or(0, |logprobs| ENTRY * (1 + logprobs.top.len()))
+}
+
+/// What a vector takes until it is answered.
+pub(crate) fn gathered_vector_bytes(vector: &[f32]) -> usize {
+    VALUE * vector.len()
 }
 
 #[cfg(test)]

@@ -135,6 +135,8 @@ pub struct Plan {
     pub health: Option<Health>,
     /// Submitting panics.
     pub panics: bool,
+    /// What prompts of which a vector is wanted come to.
+    pub vector: Vec<f32>,
 }
 
 #[derive(Default)]
@@ -177,14 +179,15 @@ impl FakeEngine {
     pub fn step(&self) {
         let end = self.plan.lock().unwrap().end;
         let cached = self.plan.lock().unwrap().cached;
+        let vector = self.plan.lock().unwrap().vector.clone();
         let mut live = self.live.lock().unwrap();
-        live.retain_mut(|live| live.step(end, cached));
+        live.retain_mut(|live| live.step(end, cached, &vector));
     }
 }
 
 impl Live {
     /// False when nothing is left of it.
-    fn step(&mut self, end: Option<FinishReason>, cached: u32) -> bool {
+    fn step(&mut self, end: Option<FinishReason>, cached: u32, vector: &[f32]) -> bool {
         // Of a request that is speculated on, half of four drafts were right.
         let drafts = if self.request.speculation.is_some() { 4 } else { 0 };
         let finished = |choice, reason, stop_token| Event::Finished {
@@ -221,6 +224,9 @@ impl Live {
         }
         let params = &self.request.sampling;
         if params.max_tokens == 0 {
+            if self.request.pooling.is_some() {
+                self.sink.deliver(Event::Pooled { vector: vector.to_vec() });
+            }
             // A prefix that is only computed.
             (0..self.choices.len()).for_each(|choice| {
                 self.sink.deliver(finished(choice as u32, FinishReason::Length, None));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use folio_api::ApiError;
 use folio_api::events::{Delta, Finished, PromptReport, Usage};
 use folio_engine::Micros;
-use folio_text::work;
+use folio_text::{StopMatcher, work};
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -155,6 +155,8 @@ impl ResponseDriver {
     ) -> Self {
         let mut slots = Vec::new();
         let rules = generator.inputs.safety.output().cloned();
+        // Made once: of hundreds of choices each would take as much again.
+        let matcher = StopMatcher::new(job.generation.stop.iter().cloned(), job.generation.include_stop);
         for prompt in &job.prompts {
             let params = Arc::new(prompt.params.clone());
             for _ in 0..job.generation.n {
@@ -163,7 +165,7 @@ impl ResponseDriver {
                     tokenizer,
                     &job.generation,
                     job.reading.as_ref(),
-                    params.clone(),
+                    (params.clone(), matcher.clone()),
                     rules.as_ref(),
                 );
                 slots.push(Slot {
