@@ -25,7 +25,7 @@ const CONNECTIONS: usize = 16;
 const REQUESTS: usize = 24;
 /// Beyond what its requests take alone: at the median, and at worst. A piece of work on the event loop is 160 Ki steps at most (`polls`),
 /// of a long answer or body 20 Ki, and a request waits for a few of its turns.
-const MEDIAN_MAX: u64 = 64 << 10;
+const MEDIAN_MAX: u64 = 128 << 10;
 const WORST_MAX: u64 = 512 << 10;
 
 #[derive(Clone, Copy, Debug)]
