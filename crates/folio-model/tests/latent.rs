@@ -133,19 +133,6 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
     assert!(error.contains("`deepseek_v32`"), "{error}");
 }
 
-/// The layer behind the last one that DeepSeek's checkpoints have: read past, and no drafter.
-#[test]
-fn heads_with_latent_attention_are_refused_by_name() {
-    let copy = copy_of("deepseek_v3");
-    let mut file = File::read(&copy.path().join("model.safetensors"));
-    let projection = Stored { dtype: "BF16".to_owned(), shape: vec![40, 80], bytes: vec![0; 2 * 40 * 80] };
-    file.tensors.insert("model.layers.3.eh_proj.weight".to_owned(), projection);
-    file.write();
-    assert_eq!(logits(copy.path()), logits(&fixture("deepseek_v3")));
-    let error = mtp::Head::open(&Checkpoint::open(copy.path()).unwrap()).err().expect("refused").to_string();
-    assert!(error.contains("an MTP head with latent attention"), "{error}");
-}
-
 fn config(fields: Value) -> Config {
     let mut config = json!({"model_type": "deepseek_v3", "vocab_size": 1000, "max_position_embeddings": 163_840,
         "intermediate_size": 512, "moe_intermediate_size": 512, "hidden_size": 7168, "num_hidden_layers": 61,
