@@ -224,6 +224,16 @@ fn drafts_are_counted_with_the_same_number_in_every_step() {
         assert!(number("drafted") > number("steps"), "two nearly everywhere: {figure}");
     }
     assert!(report["draft_weight_bytes"].as_u64() > Some(4_000_000), "{report}");
+    // A model that holds no conversations goes on from what they say.
+    let base = folder.path().join("base");
+    std::fs::create_dir(&base).expect("a folder");
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(format!("{demo}/{name}"), base.join(name)).expect("copied");
+    }
+    let base = [&bench[..2], &[base.to_str().expect("text")], &bench[2..], &same].concat();
+    let report: Value = serde_json::from_str(&stdout(&base)).expect("JSON");
+    assert_eq!(report["figures"][0]["answers"], 2, "{report}");
     let what = refusal(&bench);
     assert!(what.contains("give --draft-model, or --speculate mtp"), "{what}");
     let empty = folder.path().join("empty.jsonl");
