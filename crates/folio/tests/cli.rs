@@ -242,6 +242,24 @@ fn drafts_are_counted_with_the_same_number_in_every_step() {
     assert!(refusal(&empty).contains("empty.jsonl has no dialogues"));
 }
 
+/// Off and on in turn, with what drafts can be worth beside it.
+#[test]
+fn what_drafts_are_worth_is_a_line_of_the_engines_figures() {
+    let arguments = [
+        &["bench", "engine", "--prefill", "16", "--batch", "1", "--decode", "4", "--repeat", "1"][..],
+        &["--threads", "1", "--draft-model", HEAD, "--kv-cache-memory", "8MiB"],
+    ]
+    .concat();
+    let report: Value = serde_json::from_str(&stdout(&[&arguments[..], &["--json"]].concat())).expect("JSON");
+    let [line] = report["speculation"].as_array().expect("lines").as_slice() else { panic!("{report}") };
+    assert_eq!(line["batch"], 1, "{line}");
+    assert!(
+        line["drafts"].as_u64() >= line["right"].as_u64() && line["ratio"].as_f64() > Some(0.0),
+        "{line}"
+    );
+    assert!(stdout(&arguments).contains("on / off"));
+}
+
 /// The built-in model with an MTP head: its last layer once more, which reads the hidden state alone.
 fn with_mtp() -> tempfile::TempDir {
     let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo"));

@@ -32,8 +32,8 @@ const SOURCES: [Source; SCRIPTS.len() + Drafter::ALL.len()] = {
 
 /// Layers that see everything, that look back so far, and a mixture of experts.
 const MODELS: [&str; 3] = ["llama3", "gemma3", "qwen3_moe"];
-/// What drafts for each of them as a draft model: itself, and another one.
-const DRAFT_MODELS: [&str; 3] = ["llama3", "llama2", "llama2"];
+/// What drafts for each of them as a draft model: itself, and others, one of which keeps latents.
+const DRAFT_MODELS: [&str; 3] = ["llama3", "llama2", "deepseek_v3"];
 /// Models with an MTP head, and the fixtures that they are: the layers of the second keep states, those of the third and of its head latents.
 const WITH_MTP: [(&str, &str); 3] =
     [("mimo", "qwen3"), ("qwen3_next", "qwen3_next"), ("deepseek_v3", "deepseek_v3")];
