@@ -5,14 +5,12 @@ mod common;
 
 use std::path::Path;
 
-use common::tensors::{File, Stored};
+use common::tensors::File;
 use common::{copy_of, load, logits, perturbed, with_config};
-use folio_model::Checkpoint;
 use folio_model::backend::{DType, GroupKind, KvFormat};
 use folio_model::config::Config;
 use folio_model::decoder::kv_layout;
 use folio_model::kv_format::KvFormats;
-use folio_model::mtp;
 use folio_model::program::{ExpertGroups, Routing};
 use folio_model::testing::{LATENT, LOGIT_TOLERANCE, fixture, relative_difference};
 use serde_json::{Value, json};
