@@ -4,11 +4,11 @@
     python demo_gguf.py demo.f16.gguf; python demo_gguf.py draft.f16.gguf 2
     python llama_speculation.py --llama-server PATH --folio PATH --model demo.f16.gguf [--draft draft.f16.gguf] [--rounds 5] [--out results.json]
 
-llama-server is built from the llama.cpp in the source archive of PyPI's llama-cpp-python (vendor/llama.cpp, target llama-server). One server for each way to draft
-(llama.cpp's --spec-type, Folio's --speculate) and one of each without runs all the time; every prompt is asked of all of them, one after the other, and
-each round the order begins with another. All are greedy and get the same token ids; a prompt is asked once of each server, so that no answer was said
-before, after a request for one token that has it computed and kept. Timed is the whole second request, by the client. Printed: medians over rounds
-of tokens per second, of the ratio to the same engine without drafts, and of drafts that were right.
+llama-server is built from the llama.cpp in the source archive of PyPI's llama-cpp-python (vendor/llama.cpp, target llama-server). Two servers run at a
+time, the pair that is compared: each engine without drafts and with each of its drafters (llama.cpp's --spec-type, Folio's --speculate), Folio's suffix drafts
+beside each of llama.cpp's, and both engines' draft models. Both are asked each prompt, one after the other; who is first changes with each. All are greedy and
+get the same token ids; a prompt is asked once of each server, so that no answer was said before, after a request for one token that has it computed and kept.
+Timed is the whole second request, by the client. Printed: medians over rounds of tokens per second, of the ratio second / first, and of drafts that were right.
 
 Texts, all within the context of 2,048 tokens: `copy` and `facts` (a text to be said again, alone and in a conversation that has it), `edit` (a file to be given back; the built-in model does not edit, it copies), `quote`
 (questions whose answers stand in the text), `agent` (a session that reads a part of a source of this repository again after each change), `story` (nothing to find
@@ -129,6 +129,24 @@ def ask(server, prompt, tokens):
     return {"tokens_per_s": tokens / seconds, "drafts": drafts, "right": right, "said": said}
 
 
+def ways(draft, threads):
+    """How each engine may draft: its flags."""
+    llama = {"off": [], **{kind: ["--spec-type", kind] for kind in LLAMA_TYPES}}
+    folio = {"off": ["--speculate", "off"], **{kind: ["--speculate", kind] for kind in FOLIO_TYPES}}
+    if draft:
+        llama["draft"] = ["--spec-type", "draft-simple", "-md", draft, "-td", str(threads)]
+        folio["draft"] = ["--draft-model", draft]
+    return {("llama.cpp", name): flags for name, flags in llama.items()} | {("folio", name): flags for name, flags in folio.items()}
+
+
+def pairs(all_ways):
+    """What is compared, the first being what the second is measured by."""
+    own = [((engine, "off"), (engine, name)) for engine, name in all_ways if name != "off"]
+    beside = [(way, ("folio", "suffix")) for way in all_ways if way[0] == "llama.cpp" and way[1] != "draft"]
+    drafts = [(("llama.cpp", "draft"), ("folio", "draft"))] if ("folio", "draft") in all_ways else []
+    return own + beside + drafts
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--llama-server", required=True)
@@ -141,31 +159,30 @@ def main():
     ap.add_argument("--port", type=int, default=18230)
     ap.add_argument("--out")
     a = ap.parse_args()
-    llama = {"off": [], **{kind: ["--spec-type", kind] for kind in LLAMA_TYPES}}
-    folio = {"off": ["--speculate", "off"], **{kind: ["--speculate", kind] for kind in FOLIO_TYPES}}
-    if a.draft:
-        llama["draft"] = ["--spec-type", "draft-simple", "-md", a.draft, "-td", str(a.threads)]
-        folio["draft"] = ["--draft-model", a.draft]
-    servers, rows = {}, []
-    try:
-        for at, (name, flags) in enumerate(llama.items()):
-            servers["llama.cpp", name] = Llama(a.llama_server, a.model, a.port + at, a.threads, flags)
-        for name, flags in folio.items():
-            servers["folio", name] = Folio(a.folio, a.model, ["--threads", str(a.threads), "--max-num-seqs", "1", "--kv-cache-memory", "64MiB", *flags])
-        tokenizer = servers["folio", "off"]
-        for round_ in range(a.rounds):
-            for kind, text in prompts(round_).items():
-                ids = post(tokenizer.address, "/tokenize", dict(prompt=text, add_special_tokens=False))["tokens"][-(2040 - a.tokens):]
-                order = list(servers)
-                order = order[round_ % len(order):] + order[: round_ % len(order)]
-                for key in order:
-                    rows.append(dict(round=round_, text=kind, prompt_tokens=len(ids), engine=key[0], drafter=key[1], **ask(servers[key], ids, a.tokens)))
-                print(f"round {round_}, {kind}", file=sys.stderr, flush=True)
-    finally:
-        for server in servers.values():
-            server.__exit__()
+    all_ways = ways(a.draft, a.threads)
+
+    def start(way, port):
+        if way[0] == "llama.cpp":
+            return Llama(a.llama_server, a.model, port, a.threads, all_ways[way])
+        return Folio(a.folio, a.model, ["--threads", str(a.threads), "--max-num-seqs", "1", "--kv-cache-memory", "64MiB", *all_ways[way]])
+
+    with start(("folio", "off"), a.port) as server:
+        ids = lambda text: post(server.address, "/tokenize", dict(prompt=text, add_special_tokens=False))["tokens"][-(2040 - a.tokens):]
+        asked_of_all = [{kind: ids(text) for kind, text in prompts(round_).items()} for round_ in range(a.rounds)]
+    rows = []
+    for number, pair in enumerate(pairs(all_ways)):
+        with start(pair[0], a.port) as first, start(pair[1], a.port + 1) as second:
+            servers = list(zip(pair, (first, second)))
+            for _, server in servers:
+                server.answer(asked_of_all[0]["story"][:8], 16)
+            for round_, texts in enumerate(asked_of_all):
+                for at, (kind, prompt) in enumerate(texts.items()):
+                    for way, server in servers if (round_ + at) % 2 == 0 else servers[::-1]:
+                        rows.append(dict(pair=number, round=round_, text=kind, prompt_tokens=len(prompt), engine=way[0], drafter=way[1],
+                                         **ask(server, prompt, a.tokens)))
+        print(f"{' '.join(pair[0])} and {' '.join(pair[1])}", file=sys.stderr, flush=True)
     version = subprocess.run([a.llama_server, "--version"], capture_output=True, text=True).stderr.strip().splitlines()
-    report(rows)
+    report(rows, pairs(all_ways))
     if a.out:
         for row in rows:
             row.pop("said")
@@ -173,20 +190,19 @@ def main():
                      "arguments": {"tokens": a.tokens, "rounds": a.rounds, "threads": a.threads}, "rows": rows})
 
 
-def report(rows):
+def report(rows, compared):
     of = lambda **want: [row for row in rows if all(row[name] == value for name, value in want.items())]
-    kinds = list(dict.fromkeys(row["text"] for row in rows))
-    ways = list(dict.fromkeys((row["engine"], row["drafter"]) for row in rows))
-    print("| text | drafts of | tokens/s | on / off (range) | right of drafts | same tokens as without | Folio's suffix / this |\n|---|---|---|---|---|---|---|")
-    for kind in kinds:
-        for engine, drafter in ways:
-            own = of(text=kind, engine=engine, drafter=drafter)
-            off, suffix = of(text=kind, engine=engine, drafter="off"), of(text=kind, engine="folio", drafter="suffix")
-            ratios = [on["tokens_per_s"] / without["tokens_per_s"] for on, without in zip(own, off)]
-            beside = [mine["tokens_per_s"] / theirs["tokens_per_s"] for mine, theirs in zip(suffix, own)]
-            same = sum(on["said"] == without["said"] for on, without in zip(own, off))
-            print(f"| {kind} | {engine} {drafter} | {statistics.median(row['tokens_per_s'] for row in own):.0f} | {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) | "
-                  f"{sum(row['right'] for row in own):.0f} of {sum(row['drafts'] for row in own):.0f} | {same} of {len(own)} | {statistics.median(beside):.2f} |")
+    speed = lambda some: statistics.median(row["tokens_per_s"] for row in some)
+    right = lambda some: f"{sum(row['right'] for row in some):.0f} of {sum(row['drafts'] for row in some):.0f}"
+    print("| text | first | tokens/s | right of drafts | second | tokens/s | right of drafts | second / first (range) | same tokens |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for kind in dict.fromkeys(row["text"] for row in rows):
+        for number, pair in enumerate(compared):
+            first, second = [of(text=kind, pair=number, engine=engine, drafter=drafter) for engine, drafter in pair]
+            ratios = [mine["tokens_per_s"] / theirs["tokens_per_s"] for mine, theirs in zip(second, first)]
+            same = sum(mine["said"] == theirs["said"] for mine, theirs in zip(second, first))
+            print(f"| {kind} | {' '.join(pair[0])} | {speed(first):.0f} | {right(first)} | {' '.join(pair[1])} | {speed(second):.0f} | {right(second)} | "
+                  f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) | {same} of {len(first)} |")
 
 
 if __name__ == "__main__":

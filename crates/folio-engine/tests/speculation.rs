@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 
 use folio_engine::engine::EngineParts;
-use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
+use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, StepOutput, StepPlan, Want};
+use folio_engine::request::TokenLogprobs;
 use folio_engine::{
-    Clock, Drafter, EngineHandle, Event, Executor, Micros, Request, SamplingParams, SchedulerConfig,
+    Clock, Drafter, EngineHandle, Event, Executor, Micros, Pooling, Request, SamplingParams, SchedulerConfig,
     Speculation, start,
 };
 use folio_kv::{CacheConfig, KvCache, TenantId, default_policy};
@@ -29,11 +30,22 @@ impl Executor for Modelled {
         let mut rows = 0;
         for sequence in &plan.sequences {
             rows += sequence.tokens.len() as u64;
+            let chooses = |sample: &SamplePlan| matches!(sample.want, Want::Token(_));
+            assert!(
+                sequence.drafts == 0
+                    || (sequence.tokens.len() as u32 == 1 + sequence.drafts
+                        && sequence.samples.iter().all(chooses)),
+                "drafts stand behind the last known token alone, and rows of prompts have none: {sequence:?}"
+            );
             for sample in &sequence.samples {
-                if let Want::Token(spec) = &sample.want {
-                    let id = (self.token_at)(spec.position);
-                    self.output.samples.push(Sampled::Token { id, logprobs: None });
-                }
+                self.output.samples.push(match &sample.want {
+                    Want::Token(spec) => {
+                        Sampled::Token { id: (self.token_at)(spec.position), logprobs: None }
+                    }
+                    Want::Score { .. } => Sampled::Score(TokenLogprobs::default()),
+                    Want::Hidden => Sampled::Hidden(vec![1.0]),
+                    Want::HiddenSum { .. } => Sampled::HiddenSum(vec![1.0]),
+                });
             }
         }
         self.time.0.fetch_add((self.us)(rows), Relaxed);
@@ -154,6 +166,47 @@ fn answers_of_a_tenant_are_drafts_for_it_and_for_nobody_else() {
     let fresh = self::engine();
     ask(&fresh, 9, &prompt, own);
     assert_eq!(lookup(&engine), lookup(&fresh), "n-gram lookup looks at the request alone");
+}
+
+/// Each row of a prompt is computed as if there were no drafts, in pieces or at once, whatever is wanted of it; who wants no tokens has none.
+#[test]
+fn prompts_whose_log_probabilities_are_wanted_and_what_makes_vectors_have_no_drafts() {
+    let engine = engine();
+    let prompt: Vec<u32> = (0..600).map(|at| 1 + at % 9).collect();
+    let of = |prompt_logprobs: Option<u32>, pooling: Option<Pooling>| {
+        let speculation = Some(Speculation::new(Drafter::Suffix, 16, &prompt, &prompt));
+        let max_tokens = if pooling.is_some() { 0 } else { 120 };
+        let request = Request {
+            prompt: prompt.as_slice().into(),
+            speculation,
+            prompt_logprobs,
+            pooling,
+            ..request_of(&engine, 1, max_tokens)
+        };
+        let (sender, events) = mpsc::channel();
+        engine
+            .submit(request, Box::new(move |event: Event| sender.send(event).is_ok()))
+            .expect("it is taken");
+        let (mut tokens, mut scored) = (Vec::new(), 0);
+        for event in events {
+            match event {
+                Event::Token { token, .. } => tokens.push(token.id),
+                Event::Prompt { prompt_logprobs, .. } => scored = prompt_logprobs.len(),
+                Event::Finished { timing, error, .. } => {
+                    assert_eq!(error, None);
+                    return (tokens, scored, timing.draft_tokens);
+                }
+                Event::Pooled { .. } => {}
+            }
+        }
+        panic!("it never finished")
+    };
+    let (tokens, scored, drafts) = of(Some(0), None);
+    assert_eq!((scored, drafts > 0), (599, true), "{drafts}");
+    assert_eq!((tokens, 0), (of(None, None).0, of(None, None).1));
+    for pooling in [Pooling::Last, Pooling::Mean] {
+        assert_eq!(of(None, Some(pooling)), (vec![], 0, 0), "{pooling:?}");
+    }
 }
 
 /// Time with drafts by that without, for an answer to a prompt that predicts all of it but every so many tokens; 0: it predicts nothing right.

@@ -14,7 +14,7 @@ use common::{Random, mutate, options};
 use folio_model::draft_head::DraftHead;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
-use folio_model::testing::heads::{HEADS, WITH_MTP, head, target, with_mtp};
+use folio_model::testing::heads::{HEADS, PUBLISHED_WITH_MTP, WITH_MTP, head, target, with_mtp};
 use folio_model::{Checkpoint, ModelError, eagle, mtp};
 
 /// Bytes of the largest allocation.
@@ -127,7 +127,7 @@ fn damaged_heads_are_refused_in_a_sentence_and_take_no_memory() {
 fn damaged_mtp_heads_too() {
     let mut random = Random(0x7f4a_9e37_79b9_0dd0);
     let mut seen = Seen::default();
-    for name in WITH_MTP {
+    for name in WITH_MTP.iter().chain(PUBLISHED_WITH_MTP) {
         let folder = common::copy(&with_mtp(name));
         for file in ["config.json", "model.safetensors"] {
             let path = folder.path().join(file);

@@ -5,14 +5,12 @@ mod common;
 
 use std::path::Path;
 
-use common::tensors::{File, Stored};
+use common::tensors::File;
 use common::{copy_of, load, logits, perturbed, with_config};
-use folio_model::Checkpoint;
 use folio_model::backend::{DType, GroupKind, KvFormat};
 use folio_model::config::Config;
 use folio_model::decoder::kv_layout;
 use folio_model::kv_format::KvFormats;
-use folio_model::mtp;
 use folio_model::program::{ExpertGroups, Routing};
 use folio_model::testing::{LATENT, LOGIT_TOLERANCE, fixture, relative_difference};
 use serde_json::{Value, json};
@@ -131,19 +129,6 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
     });
     let error = load(copy.path(), None).expect_err("V3.2").to_string();
     assert!(error.contains("`deepseek_v32`"), "{error}");
-}
-
-/// The layer behind the last one that DeepSeek's checkpoints have: read past, and no drafter.
-#[test]
-fn heads_with_latent_attention_are_refused_by_name() {
-    let copy = copy_of("deepseek_v3");
-    let mut file = File::read(&copy.path().join("model.safetensors"));
-    let projection = Stored { dtype: "BF16".to_owned(), shape: vec![40, 80], bytes: vec![0; 2 * 40 * 80] };
-    file.tensors.insert("model.layers.3.eh_proj.weight".to_owned(), projection);
-    file.write();
-    assert_eq!(logits(copy.path()), logits(&fixture("deepseek_v3")));
-    let error = mtp::Head::open(&Checkpoint::open(copy.path()).unwrap()).err().expect("refused").to_string();
-    assert!(error.contains("an MTP head with latent attention"), "{error}");
 }
 
 fn config(fields: Value) -> Config {

@@ -6,8 +6,9 @@ use common::tensors::{File, Stored};
 use folio_model::Checkpoint;
 use folio_model::draft_head::DraftHead;
 use folio_model::mtp::Head;
-use folio_model::testing::fixture;
-use folio_model::testing::heads::{WITH_MTP, with_mtp};
+use folio_model::reference::ReferenceBackend;
+use folio_model::testing::heads::{PUBLISHED_WITH_MTP, WITH_MTP, with_mtp};
+use folio_model::testing::{fixture, quantized};
 use serde_json::Value;
 
 /// A fixture after such changes.
@@ -46,13 +47,60 @@ fn no_form_is_forgotten() {
     let listed = std::fs::read_dir(with_mtp("")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut listed: Vec<_> = listed.map(|name| name.into_string().unwrap()).collect();
     listed.sort();
-    let mut known = WITH_MTP.to_vec();
+    let mut known = [WITH_MTP, PUBLISHED_WITH_MTP].concat();
     known.sort_unstable();
     assert_eq!(listed, known);
-    for name in WITH_MTP {
+    for name in known {
         let head = opened(name, |_| (), |_| ()).expect("sound").expect("a head");
-        assert_eq!(head.width(), 48, "{name}");
+        let hidden = Checkpoint::open(with_mtp(name)).expect("a model").config().hidden;
+        assert_eq!(head.width(), hidden, "{name}");
     }
+}
+
+/// The layer behind the last one changes nothing of the model.
+#[test]
+fn a_model_is_the_same_with_its_head() {
+    for name in PUBLISHED_WITH_MTP {
+        assert_eq!(common::logits(&with_mtp(name)), common::logits(&fixture(name)), "{name}");
+    }
+}
+
+/// As DeepSeek-V3's: a layer in blocks of FP8 like the model's, and a projection that is not. What is wrong with it keeps nobody from the model.
+#[test]
+fn a_head_is_quantized_as_its_model_is() {
+    let with_head = |without: &str| {
+        let folder = common::copy(&quantized("fp8_latent"));
+        let mut file = File::read(&folder.path().join("model.safetensors"));
+        let last = file.tensors.iter().filter_map(|(name, stored)| {
+            let name = format!("model.layers.2.{}", name.strip_prefix("model.layers.1.")?);
+            (name != without).then(|| (name, copied(stored)))
+        });
+        let last: Vec<_> = last.collect();
+        file.tensors.extend(last);
+        for (name, shape) in [
+            ("eh_proj", vec![64, 128]),
+            ("enorm", vec![64]),
+            ("hnorm", vec![64]),
+            ("shared_head.norm", vec![64]),
+        ] {
+            let bytes = vec![0; 2 * shape.iter().product::<usize>()];
+            let tensor = Stored { dtype: "BF16".to_owned(), shape, bytes };
+            file.tensors.insert(format!("model.layers.2.{name}.weight"), tensor);
+        }
+        file.write();
+        common::load(folder.path(), None).expect("the model is sound");
+        folder
+    };
+    let folder = with_head("");
+    let target = Checkpoint::open(folder.path()).expect("a model");
+    let head = Head::open(&target).expect("sound").expect("a head");
+    head.load(&target, &mut ReferenceBackend::new(), &common::options(Some(64))).expect("it loads");
+
+    let lost = "model.layers.2.self_attn.q_a_proj.weight_scale_inv";
+    let folder = with_head(lost);
+    let target = Checkpoint::open(folder.path()).expect("a model");
+    let error = Head::open(&target).err().expect("refused").to_string();
+    assert_names(&error, &["model.layers.2.", "not part of an MTP head"]);
 }
 
 #[test]
@@ -110,6 +158,10 @@ fn shapes_are_those_of_the_model() {
     assert_names(&what, &["model.mtp_layers.0.self_attn.k_proj.weight", "[48, 32]", "[32, 48]"]);
 }
 
+fn copied(stored: &Stored) -> Stored {
+    Stored { dtype: stored.dtype.clone(), shape: stored.shape.clone(), bytes: stored.bytes.clone() }
+}
+
 /// Bytes of the matrices whose names begin so and do not end so.
 fn matrices(file: &File, prefix: &str, but: &str) -> u64 {
     let of = file.tensors.iter().filter(|(name, _)| name.starts_with(prefix) && !name.ends_with(but));
@@ -134,11 +186,6 @@ fn a_row_reads_all_but_embeddings_and_experts_that_it_does_not_choose() {
     // The last layer of a mixture once more; a row chooses three of its eight experts.
     let folder = common::copy(&fixture("qwen3_moe"));
     let mut file = File::read(&folder.path().join("model.safetensors"));
-    let copied = |stored: &Stored| Stored {
-        dtype: stored.dtype.clone(),
-        shape: stored.shape.clone(),
-        bytes: stored.bytes.clone(),
-    };
     let last = file.tensors.iter().filter_map(|(name, stored)| {
         Some((format!("mtp.layers.0.{}", name.strip_prefix("model.layers.1.")?), copied(stored)))
     });

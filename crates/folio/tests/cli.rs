@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 use serde_json::{Value, json};
@@ -224,12 +224,40 @@ fn drafts_are_counted_with_the_same_number_in_every_step() {
         assert!(number("drafted") > number("steps"), "two nearly everywhere: {figure}");
     }
     assert!(report["draft_weight_bytes"].as_u64() > Some(4_000_000), "{report}");
+    // A model that holds no conversations goes on from what they say.
+    let base = folder.path().join("base");
+    std::fs::create_dir(&base).expect("a folder");
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(format!("{demo}/{name}"), base.join(name)).expect("copied");
+    }
+    let base = [&bench[..2], &[base.to_str().expect("text")], &bench[2..], &same].concat();
+    let report: Value = serde_json::from_str(&stdout(&base)).expect("JSON");
+    assert_eq!(report["figures"][0]["answers"], 2, "{report}");
     let what = refusal(&bench);
     assert!(what.contains("give --draft-model, or --speculate mtp"), "{what}");
     let empty = folder.path().join("empty.jsonl");
     std::fs::write(&empty, "\n").expect("written");
     let empty = ["bench", "drafts", "--draft-model", "demo", "--dialogues", empty.to_str().expect("text")];
     assert!(refusal(&empty).contains("empty.jsonl has no dialogues"));
+}
+
+/// Off and on in turn, with what drafts can be worth beside it.
+#[test]
+fn what_drafts_are_worth_is_a_line_of_the_engines_figures() {
+    let arguments = [
+        &["bench", "engine", "--prefill", "16", "--batch", "1", "--decode", "4", "--repeat", "1"][..],
+        &["--threads", "1", "--draft-model", HEAD, "--kv-cache-memory", "8MiB"],
+    ]
+    .concat();
+    let report: Value = serde_json::from_str(&stdout(&[&arguments[..], &["--json"]].concat())).expect("JSON");
+    let [line] = report["speculation"].as_array().expect("lines").as_slice() else { panic!("{report}") };
+    assert_eq!(line["batch"], 1, "{line}");
+    assert!(
+        line["drafts"].as_u64() >= line["right"].as_u64() && line["ratio"].as_f64() > Some(0.0),
+        "{line}"
+    );
+    assert!(stdout(&arguments).contains("on / off"));
 }
 
 /// The built-in model with an MTP head: its last layer once more, which reads the hidden state alone.
@@ -629,26 +657,37 @@ impl Drop for Served {
     }
 }
 
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+}
+
+/// A fixture's checkpoint with the built-in model's tokens.
+fn servable(checkpoint: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo");
+    let own = ["config.json", "model.safetensors"].map(|file| checkpoint.join(file));
+    let files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"];
+    for file in own.into_iter().chain(files.map(|file| demo.join(file))) {
+        std::fs::copy(&file, folder.path().join(file.file_name().expect("a name"))).expect("copied");
+    }
+    folder
+}
+
+/// A prompt for a fixture, and the tokens behind it.
+fn said_by_transformers(name: &str) -> [Vec<u64>; 2] {
+    let file = folio_model::testing::fixture(name).join("expected.json");
+    let text = std::fs::read_to_string(file).expect("what is expected");
+    let expected: Value = serde_json::from_str(&text).expect("JSON");
+    ["prompt", "greedy"].map(|field| ids(&expected["cases"][0][field]))
+}
+
 /// Layers that keep a state, or latents, through the API: the tokens that transformers chooses, and what follows them from what was kept.
 #[test]
 fn states_and_latents_say_what_transformers_says_and_go_on_from_what_is_kept() {
     use folio_model::testing::{HYBRIDS, LATENT};
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     for name in HYBRIDS.iter().chain(LATENT) {
-        let (fixture, folder) = (folio_model::testing::fixture(name), tempfile::tempdir().expect("a folder"));
-        let files = ["config.json", "generation_config.json", "model.safetensors"];
-        let tokens =
-            ["tokenizer.json", "tokenizer_config.json"].map(|file| root.join("assets/demo").join(file));
-        for file in files.map(|file| fixture.join(file)).into_iter().chain(tokens) {
-            std::fs::copy(&file, folder.path().join(file.file_name().expect("a name"))).expect("copied");
-        }
-        let text = std::fs::read_to_string(fixture.join("expected.json")).expect("what is expected");
-        let expected: Value = serde_json::from_str(&text).expect("JSON");
-        let case = &expected["cases"][0];
-        let ids = |value: &Value| -> Vec<u64> {
-            value.as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
-        };
-        let (prompt, greedy) = (ids(&case["prompt"]), ids(&case["greedy"]));
+        let fixture = folio_model::testing::fixture(name);
+        let (folder, [prompt, greedy]) = (servable(&fixture), said_by_transformers(name));
         let model = folder.path().to_str().expect("a path");
         let served = Served::start(&[model, "--served-model-name", "it", "--kv-cache-dtype", "f32"]);
         let ask = |prompt: &[u64], most: usize| {
@@ -668,6 +707,25 @@ fn states_and_latents_say_what_transformers_says_and_go_on_from_what_is_kept() {
             "ignore_eos": true, "return_token_ids": true});
         let cold = alone.post("/v1/completions", &body);
         assert_eq!(ids(&cold["choices"][0]["token_ids"]), said, "{name}");
+    }
+}
+
+/// The same with drafts of the checkpoint's own head.
+#[test]
+fn heads_over_states_and_latents_draft_and_change_no_token() {
+    use folio_model::testing::heads::{PUBLISHED_WITH_MTP, with_mtp};
+    for name in PUBLISHED_WITH_MTP {
+        let (folder, [prompt, greedy]) = (servable(&with_mtp(name)), said_by_transformers(name));
+        let model = folder.path().to_str().expect("a path");
+        let flags = ["--served-model-name", "it", "--kv-cache-dtype", "f32", "--speculate", "mtp"];
+        let served = Served::start(&[&[model][..], &flags].concat());
+        let body = json!({"model": "it", "prompt": prompt, "max_tokens": greedy.len(), "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true, "speculative.n_max": 3});
+        let answer = served.post("/v1/completions", &body);
+        assert_eq!(ids(&answer["choices"][0]["token_ids"]), greedy, "{name}");
+        let drafts = &answer["metrics"]["speculative_decoding"];
+        assert_eq!(drafts["method"], "mtp", "{name}: {answer}");
+        assert!(drafts["num_draft_tokens"].as_u64() > Some(0), "{name}: {drafts}");
     }
 }
 

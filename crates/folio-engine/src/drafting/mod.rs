@@ -43,7 +43,7 @@ const ANSWER_RESERVE: usize = 2048;
 pub const DRAFTS_MAX: u32 = 16;
 
 /// Where drafts come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Drafter {
     /// Suffix decoding: the request's own tokens, its prediction, and finished answers of its tenant.
     #[default]

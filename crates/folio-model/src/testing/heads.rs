@@ -15,15 +15,19 @@ use crate::{eagle, mtp};
 /// EAGLE-3 heads, one for each form in which they are published.
 pub const HEADS: &[&str] = &["authors", "speculators", "sglang"];
 
-/// Models with an MTP head, likewise.
+/// Models with an MTP head, likewise; but for that they are the fixture `qwen3`.
 pub const WITH_MTP: &[&str] = &["qwen", "deepseek", "mimo"];
+
+/// Models of families that are published with an MTP head, which keep states or latents: fixtures of the same names with one.
+pub const PUBLISHED_WITH_MTP: &[&str] =
+    &["qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "deepseek_v3", "glm4_moe_lite"];
 
 /// Folder of an EAGLE-3 head.
 pub fn head(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/eagle").join(name)
 }
 
-/// Folder of a model with an MTP head, for which it is the fixture `qwen3`.
+/// Folder of a model with an MTP head.
 pub fn with_mtp(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mtp").join(name)
 }
@@ -49,6 +53,8 @@ fn options(taps: Option<&dyn DraftHead>) -> LoadOptions<'_> {
 /// A sequence on a backend.
 struct Sequence<B> {
     backend: B,
+    /// Tokens in a block of each cache group.
+    block_tokens: Vec<usize>,
     position: u32,
 }
 
@@ -56,7 +62,8 @@ impl<B: Backend> Sequence<B> {
     fn new(mut backend: B, layout: &KvLayout) -> Self {
         let blocks = vec![128 / BLOCK_TOKENS; layout.groups.len()];
         backend.allocate_cache(layout, &blocks).unwrap_or_else(|error| panic!("{error}"));
-        Self { backend, position: 0 }
+        let block_tokens = layout.groups.iter().map(|group| group.block_tokens).collect();
+        Self { backend, block_tokens, position: 0 }
     }
 
     /// Logits and features of the next rows.
@@ -71,7 +78,9 @@ impl<B: Backend> Sequence<B> {
             features: features.to_vec(),
             ..Batch::default()
         };
-        batch.edit_table(0, 0, 0, (0..(128 / BLOCK_TOKENS) as u32).rev());
+        for (group, tokens) in (0..).zip(&self.block_tokens) {
+            batch.edit_table(0, group, 0, (0..128usize.div_ceil(*tokens) as u32).rev());
+        }
         self.position += rows;
         let logits = self.backend.forward(&batch).unwrap_or_else(|error| panic!("{error}")).to_vec();
         (logits, (0..rows).map(|row| self.backend.features(row).to_vec()).collect())

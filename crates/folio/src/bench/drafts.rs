@@ -117,15 +117,23 @@ pub fn run(args: &BenchDraftsArgs) -> Result<()> {
     Ok(())
 }
 
+/// Of a model without a chat template, texts to go on from: what the dialogues say.
 fn prompts(path: &Path, runtime: &Runtime) -> Result<Vec<Arc<[u32]>>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let template =
-        runtime.template.as_ref().context("the model has no chat template, which dialogues need")?;
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let prompt = |(number, line): (usize, &str)| -> Result<Arc<[u32]>> {
         let place = || format!("{}, line {number}", path.display());
         let dialogue: Dialogue = serde_json::from_str(line).with_context(place)?;
-        let prompt = chat_prompt(template, &runtime.tokenizer, &dialogue.messages, 0, PROMPT_BYTES_MAX);
+        let prompt = match &runtime.template {
+            Some(template) => {
+                chat_prompt(template, &runtime.tokenizer, &dialogue.messages, 0, PROMPT_BYTES_MAX)
+            }
+            None => {
+                let said = dialogue.messages.iter().filter_map(|message| message["content"].as_str());
+                let said = said.collect::<Vec<_>>().join("\n");
+                runtime.tokenizer.encode(&said, true, PROMPT_BYTES_MAX).map_err(Into::into)
+            }
+        };
         Ok(prompt.with_context(place)?.into())
     };
     let prompts: Vec<_> = lines.map(prompt).collect::<Result<_>>()?;

@@ -114,9 +114,10 @@ impl Draft {
         same_vocabulary(tokenizer, &loaded.tokenizer).with_context(|| format!("--draft-model {draft}"))?;
         let model = loaded.weights.model;
         let weights = Costs::of(&model, loaded.weights.backend.weight_bytes()).weights();
-        if let Some(group) = model.kv_layout.groups.iter().find(|group| group.kind != GroupKind::Full) {
+        let of_all = |group: &&KvGroup| matches!(group.kind, GroupKind::Full | GroupKind::Latent { .. });
+        if let Some(group) = model.kv_layout.groups.iter().find(|group| !of_all(group)) {
             bail!(
-                "--draft-model {draft}: it has layers of {:?}; a draft model's layers keep K and V of all positions",
+                "--draft-model {draft}: it has layers of {:?}; a draft model's layers keep K and V, or latents, of all positions",
                 group.kind
             );
         }

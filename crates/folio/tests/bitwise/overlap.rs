@@ -8,7 +8,7 @@ use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
 use folio_model::testing::heads::{HEADS, WITH_MTP, target};
 
-use crate::harness::{Arrival, Oracle, Script, Setup, World, batched, prompt};
+use crate::harness::{Arrival, KINDS, Oracle, Script, Setup, World, batched, in_turn, prompt};
 use crate::{blocks_for, mixed};
 
 /// (depth, lag)
@@ -24,8 +24,8 @@ struct Seen {
     cached: u32,
 }
 
-/// Every overlap with every number of drafts, against the requests alone.
-fn overlapped(fixture: &str, setup: Setup, late: bool, seen: &mut Seen) {
+/// Overlaps with numbers of drafts, against the requests alone: those whose turn it is (see [`in_turn`]).
+fn overlapped((number, fixture): (usize, &str), setup: Setup, late: bool, seen: &mut Seen) {
     let mut arrivals = mixed(7, 97);
     arrivals.iter_mut().for_each(|arrival| arrival.max_tokens += 6);
     if late {
@@ -43,12 +43,15 @@ fn overlapped(fixture: &str, setup: Setup, late: bool, seen: &mut Seen) {
         world.late_masks();
     }
     let config = SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
-    for (at, (depth, lag)) in (0..).zip(OVERLAPS) {
-        for most in [0, 3, 20] {
+    for (at, (depth, lag)) in OVERLAPS.into_iter().enumerate() {
+        for (column, most) in [0, 3, 20].into_iter().enumerate() {
+            if !in_turn(number, at + column) {
+                continue;
+            }
             let what = format!("{fixture}, {setup:?}, late {late}, depth {depth}, lag {lag}, {most} drafts");
             world.forget();
             world.overlap(depth, lag, (most > 0).then(|| oracle.drafter(Script::Mixed(most))));
-            let disturbed = 5 + at + most as u64;
+            let disturbed = (5 + at + most) as u64;
             let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
                 if now == disturbed {
                     scheduler.preempt_all(cache);
@@ -82,7 +85,8 @@ fn with_steps_under_way_and_drafts() {
     ];
     let plain = FIXTURES.iter().map(|fixture| (*fixture, Setup::PLAIN));
     let mut seen = Seen::default();
-    plain.chain(formats).for_each(|(fixture, setup)| overlapped(fixture, setup, false, &mut seen));
+    let all = plain.chain(formats).enumerate();
+    all.for_each(|(number, (fixture, setup))| overlapped((number, fixture), setup, false, &mut seen));
     assert!(seen.ahead > 100 && seen.orphans > 10 && seen.preemptions > 10, "{seen:?}");
 }
 
@@ -97,7 +101,7 @@ fn with_a_group_of_larger_blocks() {
         groups += 1;
         for (window_blocks, kv) in [(2, KvFormat::F16), (3, KvFormat::Int8), (4, KvFormat::F16)] {
             let setup = Setup { window_blocks, kv, ..Setup::PLAIN };
-            overlapped(fixture, setup, false, &mut seen);
+            overlapped((groups + window_blocks as usize, fixture), setup, false, &mut seen);
         }
     }
     assert!(
@@ -110,10 +114,10 @@ fn with_a_group_of_larger_blocks() {
 #[test]
 fn with_masks_that_come_late() {
     let mut seen = Seen::default();
-    for fixture in FIXTURES {
-        overlapped(fixture, Setup::PLAIN, true, &mut seen);
+    for (number, fixture) in FIXTURES.iter().enumerate() {
+        overlapped((number, fixture), Setup::PLAIN, true, &mut seen);
     }
-    overlapped("gemma3", Setup { window_blocks: 2, ..Setup::PLAIN }, true, &mut seen);
+    overlapped((0, "gemma3"), Setup { window_blocks: 2, ..Setup::PLAIN }, true, &mut seen);
     assert!(seen.late > 100 && seen.ahead > 100 && seen.preemptions > 10, "{seen:?}");
 }
 
@@ -123,7 +127,7 @@ fn with_masks_that_come_late() {
 fn with_drafts_of_the_drafters() {
     let config = SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
     let (mut drafts, mut right, mut preemptions) = (0, 0, 0);
-    for fixture in FIXTURES {
+    for fixture in KINDS {
         let mut arrivals = mixed(8, 97);
         (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
             arrival.max_tokens += 20;
@@ -168,7 +172,7 @@ fn with_drafts_of_the_drafters() {
 fn with_drafts_of_a_model() {
     let config = SchedulerConfig { max_num_batched_tokens: 48, ..batched(6) };
     let (mut drafts, mut right, mut preemptions) = (0, 0, 0);
-    for fixture in FIXTURES {
+    for fixture in KINDS {
         let mut arrivals = mixed(8, 97);
         (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
             arrival.max_tokens += 20;
@@ -179,7 +183,7 @@ fn with_drafts_of_a_model() {
         let mut world = World::new(fixture, Setup::PLAIN, blocks);
         let oracle = Oracle::new(&mut world, &arrivals);
         for (draft, depth, late, of_draft) in
-            [(*fixture, 1, false, blocks), (FIXTURES[0], 2, false, blocks), (*fixture, 1, true, blocks / 3)]
+            [(fixture, 1, false, blocks), (FIXTURES[0], 2, false, blocks), (fixture, 1, true, blocks / 3)]
         {
             let draft = if world.recorder.has_windows() { FIXTURES[0] } else { draft };
             world.draft_by(draft, Setup::PLAIN, of_draft);
@@ -210,9 +214,10 @@ fn with_drafts_of_a_model() {
 #[test]
 fn with_drafts_of_a_head() {
     let eagle = HEADS.iter().map(|head| (*head, Drafter::Eagle3, target(head)));
-    let mtp = WITH_MTP.iter().map(|head| (*head, Drafter::Mtp, "qwen3".to_owned()));
+    let forms = WITH_MTP.iter().map(|head| (*head, Drafter::Mtp, "qwen3".to_owned()));
+    let published = ["qwen3_5_moe", "glm4_moe_lite"].map(|name| (name, Drafter::Mtp, name.to_owned()));
     let (mut drafts, mut preemptions, mut cached) = (0, 0, 0);
-    for (head, drafter, fixture) in eagle.chain(mtp) {
+    for (head, drafter, fixture) in eagle.chain(forms).chain(published) {
         let mut arrivals = mixed(8, 97);
         (0..).zip(&mut arrivals).for_each(|(id, arrival)| {
             arrival.max_tokens += 20;

@@ -39,8 +39,9 @@ use super::shards::{Entry, Form, Index, Shard};
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 use crate::family::{ExpertTensors, Family};
+use crate::mtp;
 use crate::quant::{BlockFormat, Encoding};
-use crate::weights::weight_specs;
+use crate::weights::{WeightSpec, weight_specs};
 use options::Options;
 use piece::Pieces;
 
@@ -129,10 +130,28 @@ impl Quantization {
     }
 }
 
-/// Makes the quantized matrices of a decoder tensors of its shards: `index` then names them, and their parts no longer.
+/// Makes the quantized matrices of a decoder, and of the MTP head behind it, tensors of its shards: `index` then names them, and their parts
+/// no longer.
 pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut Index) -> Result<()> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
-    let specs = weight_specs(config);
+    let specs: Vec<_> = weight_specs(config).iter().cloned().collect();
+    make(quantization, &specs, location, shards, index)?;
+    if let Some(head) = mtp::Stored::find(config, |name| index.contains_key(name)) {
+        let is_own = |spec: &WeightSpec| specs.iter().all(|of_model| of_model.parts != spec.parts);
+        let own: Vec<_> = head.weights().into_iter().filter(is_own).collect();
+        // The model can be served without it: whoever opens the head finds what is left of its parts.
+        let _ = make(quantization, &own, location, shards, index);
+    }
+    Ok(())
+}
+
+fn make(
+    quantization: &Quantization,
+    specs: &[WeightSpec],
+    location: &str,
+    shards: &mut [Shard],
+    index: &mut Index,
+) -> Result<()> {
     let parts: Vec<_> = specs.iter().flat_map(|weight| &weight.parts).collect();
     let known: BTreeSet<&str> = parts.iter().map(|part| part.name.as_str()).collect();
     let mut seen = BTreeSet::new();
@@ -141,7 +160,7 @@ pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut 
         let [rows, cols] = part.shape[..] else { continue };
         let Some(module) = part.name.strip_suffix(".weight") else { continue };
         // A table of rows to look up, in no scheme quantized as a linear layer is.
-        if module == "model.embed_tokens" {
+        if module.ends_with("embed_tokens") {
             continue;
         }
         let pieces = Pieces { shards, index, location };

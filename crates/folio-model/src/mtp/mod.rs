@@ -1,7 +1,7 @@
 //! MTP heads: the layer that some checkpoints have behind their last one, trained to say the token after the next (DeepSeek-AI, *DeepSeek-V3
 //! Technical Report*, arXiv 2412.19437, section 2.2).
 //!
-//! Owns: the forms in which they are stored, and the head as a [`Program`]. Must never: read a checkpoint other than the model's, or say how a
+//! Owns: the forms in which they are stored ([`form`]), and the head as a [`Program`]. Must never: read a checkpoint other than the model's, or say how a
 //! layer is computed: it is a decoder of one layer ([`program`]) that begins otherwise.
 //!
 //! ```text
@@ -10,147 +10,51 @@
 //! logits   = head . norm(one layer of x); the features of the next row are norm(x), or x
 //! ```
 //!
-//! A form is a row of [`FORMS`]. Which of the two hidden states goes in shows in no error, only in drafts that are right less often: what the
+//! A form is a row of a table. Which of the two hidden states goes in shows in no error, only in drafts that are right less often: what the
 //! rows say was measured by others, see `docs/speculation.md`.
+
+mod form;
+
+pub(crate) use form::Stored;
 
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Mixer};
 use crate::decoder::{self, Taps};
 use crate::draft_head::{DraftHead, LoadedHead, bytes_of, load_matrix};
 use crate::error::{ModelError, Result};
 use crate::loader::{LoadOptions, Loading, check};
 use crate::program::{Buf, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
-use crate::weights::{Load, Made, TensorSpec, WeightSpec, weight_specs};
+use crate::weights::{Load, WeightSpec, weight_specs};
 
-/// How a family stores its head. In names `N` stands for the number of the head's layer: 0, or in the model's count.
-struct Form {
-    /// What precedes the names of all its tensors, and of the layer's.
-    prefix: &'static str,
-    layer: &'static str,
-    /// That number is the model's count.
-    counted: bool,
-    /// Of the token's embedding, and of the features.
-    token_norm: &'static str,
-    hidden_norm: &'static str,
-    /// `[hidden, 2 * hidden]`
-    projection: &'static str,
-    /// Its first columns are those of the features.
-    hidden_first: bool,
-    norm: &'static str,
-    /// Tables of its own, where it has them.
-    embedding: &'static str,
-    output: &'static str,
-    /// Features are normalized, the model's and its own.
-    normed: bool,
-}
-
-const FORMS: [Form; 3] = [
-    // Qwen3-Next, Qwen3.5 and 3.6.
-    Form {
-        prefix: "mtp.",
-        layer: "mtp.layers.N.",
-        counted: false,
-        token_norm: "mtp.pre_fc_norm_embedding.weight",
-        hidden_norm: "mtp.pre_fc_norm_hidden.weight",
-        projection: "mtp.fc.weight",
-        hidden_first: false,
-        norm: "mtp.norm.weight",
-        embedding: "mtp.embed_tokens.weight",
-        output: "mtp.lm_head.weight",
-        normed: true,
-    },
-    // DeepSeek-V3 and its heirs, GLM-4.5 to 5.
-    Form {
-        prefix: "model.layers.N.",
-        layer: "model.layers.N.",
-        counted: true,
-        token_norm: "model.layers.N.enorm.weight",
-        hidden_norm: "model.layers.N.hnorm.weight",
-        projection: "model.layers.N.eh_proj.weight",
-        hidden_first: false,
-        norm: "model.layers.N.shared_head.norm.weight",
-        embedding: "model.layers.N.embed_tokens.weight",
-        output: "model.layers.N.shared_head.head.weight",
-        normed: true,
-    },
-    // MiMo.
-    Form {
-        prefix: "model.mtp_layers.",
-        layer: "model.mtp_layers.N.",
-        counted: false,
-        token_norm: "model.mtp_layers.N.token_layernorm.weight",
-        hidden_norm: "model.mtp_layers.N.hidden_layernorm.weight",
-        projection: "model.mtp_layers.N.input_proj.weight",
-        hidden_first: true,
-        norm: "model.mtp_layers.N.final_layernorm.weight",
-        embedding: "model.mtp_layers.N.embed_tokens.weight",
-        output: "model.mtp_layers.N.lm_head.weight",
-        normed: false,
-    },
-];
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const OUTPUT: &str = "lm_head.weight";
 /// Fields of a config.json that say how many layers a head has.
 const LAYERS: [&str; 2] = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
 
 /// The head of a model. See the module documentation.
-pub struct Head {
-    form: &'static Form,
-    /// Its layer, as a decoder.
-    config: Config,
-    /// What `N` stands for.
-    number: usize,
-    /// Whose tables it uses.
-    embedding: String,
-    output: String,
-}
+pub struct Head(Stored);
 
 impl Head {
     /// The head in a model's checkpoint, every tensor of it checked. `None`: there is none, nor does config.json speak of one.
     pub fn open(target: &Checkpoint) -> Result<Option<Self>> {
-        let stored = |name: &str| target.stored_as(name).is_ok();
-        let layers = target.config().layers;
-        let numbered = |form: &Form, at: usize| if form.counted { layers + at } else { at };
-        let found = FORMS.iter().find(|form| stored(&named(form.projection, numbered(form, 0))));
-        let Some(form) = found else { return missing(target) };
-        if let Some(Mixer::Latent(_)) = target.config().mixers.first() {
-            let what = "an MTP head with latent attention".to_owned();
-            let supported = "supported: MTP heads with attention".to_owned();
-            return Err(ModelError::Unsupported { file: target.location(), what, supported });
-        }
-        let number = numbered(form, 0);
-        let another = named(form.layer, numbered(form, 1));
+        let stored = Stored::find(target.config(), |name| target.stored_as(name).is_ok());
+        let Some(stored) = stored else { return missing(target) };
+        let [_, another] = stored.prefixes();
         if let Some(name) = target.tensor_names().find(|name| name.starts_with(&another)) {
             let what = format!("an MTP head of more than one layer (tensor `{name}`)");
             let supported = "supported: MTP heads of one layer".to_owned();
             return Err(ModelError::Unsupported { file: target.location(), what, supported });
         }
-        let own = |name: &str| Some(named(name, number)).filter(|name| stored(name));
-        let embedding = own(form.embedding).unwrap_or_else(|| EMBEDDING.to_owned());
-        let of_model = if target.config().tied { EMBEDDING } else { OUTPUT };
-        let output = own(form.output).unwrap_or_else(|| of_model.to_owned());
-        let config = Config {
-            layers: 1,
-            rotated: vec![true],
-            windows: vec![None],
-            mixers: vec![Mixer::Attention],
-            tied: output == embedding,
-            ..target.config().clone()
-        };
-        let head = Self { form, config, number, embedding, output };
+        let head = Self(stored);
         head.check(target)?;
         Ok(Some(head))
     }
 
     /// Every tensor that it needs is there and has the shape that the model's configuration asks for, and there is no other.
     fn check(&self, target: &Checkpoint) -> Result<()> {
-        let mut specs: Vec<WeightSpec> =
-            weight_specs(&self.config).iter().map(|spec| self.renamed(spec)).collect();
-        specs.extend([self.norm_spec(self.form.token_norm), self.norm_spec(self.form.hidden_norm)]);
-        let projection = self.projection();
+        let Self(stored) = self;
+        let mut specs = stored.weights();
+        specs.extend(stored.norms());
+        let projection = stored.projection();
         if target.tensor(&projection)?.encoding.plain().is_none() {
             let (file, tensor) = target.stored_as(&projection.name)?;
             let problem = "is quantized; the projection of MTP heads is read in BF16, F16 and F32".to_owned();
@@ -160,12 +64,12 @@ impl Head {
             let parts = specs.iter().flat_map(|spec| &spec.parts).chain([&projection]);
             parts.into_iter().any(|part| part.name == name) || name.ends_with(".rotary_emb.inv_freq")
         };
-        let prefix = named(self.form.prefix, self.number);
+        let [prefix, _] = stored.prefixes();
         if let Some(name) = target.tensor_names().find(|name| name.starts_with(&prefix) && !known(name)) {
             let (file, tensor) = target.stored_as(name)?;
             let problem = format!(
                 "is not part of an MTP head whose layer is that of a {} decoder",
-                self.config.family.model_type
+                stored.config.family.model_type
             );
             return Err(ModelError::Tensor { file: file.to_owned(), tensor: tensor.to_owned(), problem });
         }
@@ -173,51 +77,27 @@ impl Head {
         Ok(())
     }
 
-    fn projection(&self) -> TensorSpec {
-        let hidden = self.config.hidden;
-        TensorSpec::whole(named(self.form.projection, self.number), &[hidden, 2 * hidden])
-    }
-
-    fn norm_spec(&self, name: &str) -> WeightSpec {
-        let name = named(name, self.number);
-        let parts = vec![TensorSpec::whole(name.clone(), &[self.config.hidden])];
-        WeightSpec { label: name, parts, made: Made::Linear { plus: self.config.norm_offset, times: 1.0 } }
-    }
-
-    /// A weight of the decoder of one layer, under its names here.
-    fn renamed(&self, spec: &WeightSpec) -> WeightSpec {
-        let mut spec = spec.clone();
-        for part in &mut spec.parts {
-            part.name = match part.name.strip_prefix("model.layers.0.") {
-                Some(rest) => named(self.form.layer, self.number) + rest,
-                None if part.name == EMBEDDING => self.embedding.clone(),
-                None if part.name == OUTPUT => self.output.clone(),
-                None => named(self.form.norm, self.number),
-            };
-        }
-        spec.label = format!("{} of the MTP head", spec.label);
-        spec
-    }
-
     fn program(&self, target: &Checkpoint, backend: &mut dyn Backend, positions: usize) -> Result<Program> {
         let mut ignore = |_: crate::loader::Progress<'_>| {};
+        let Self(stored) = self;
         let mut load = Renamed {
-            head: self,
+            stored,
             inner: Loading::new(target, &mut *backend, target.start_digest(positions), &mut ignore),
         };
-        let weights = weight_specs(&self.config).try_map(&mut load)?;
-        let token_norm = load.inner.vector(&self.norm_spec(self.form.token_norm))?;
-        let hidden_norm = load.inner.vector(&self.norm_spec(self.form.hidden_norm))?;
-        let (hidden, eps) = (self.config.hidden, self.config.eps);
+        let weights = weight_specs(&stored.config).try_map(&mut load)?;
+        let [token_norm, hidden_norm] = stored.norms();
+        let token_norm = load.inner.vector(&token_norm)?;
+        let hidden_norm = load.inner.vector(&hidden_norm)?;
+        let (hidden, eps) = (stored.config.hidden, stored.config.eps);
         let mut projection = |columns| {
-            let label = format!("{} of the MTP head", self.form.projection);
-            load_matrix(target, backend, &label, &[self.projection()], Some(columns))
+            let label = format!("{} of the MTP head", stored.form.projection);
+            load_matrix(target, backend, &label, &[stored.projection()], Some(columns))
         };
         let halves = [projection(0..hidden)?, projection(hidden..2 * hidden)?];
-        let [of_token, of_hidden] = if self.form.hidden_first { [halves[1], halves[0]] } else { halves };
+        let [of_token, of_hidden] = if stored.form.hidden_first { [halves[1], halves[0]] } else { halves };
 
         let encoding = self.weight_encoding(target)?;
-        let mut program = decoder::program(&self.config, &weights, positions, encoding, None);
+        let mut program = decoder::program(&stored.config, &weights, positions, encoding, None);
         let mut buffer = || {
             program.buffers.push(hidden);
             Buf(program.buffers.len() as u32 - 1)
@@ -245,7 +125,7 @@ impl Head {
         ]);
         program.body.extend(rest);
         program.features = Some(x);
-        if self.form.normed {
+        if stored.form.normed {
             program.body.push(Op::RmsNorm { x, weight: program.head.norm, eps, out: own });
             program.features = Some(own);
         }
@@ -255,25 +135,25 @@ impl Head {
 
 impl DraftHead for Head {
     fn width(&self) -> usize {
-        self.config.hidden
+        self.0.config.hidden
     }
 
     fn weight_encoding(&self, target: &Checkpoint) -> Result<Encoding> {
-        Ok(target.tensor(&self.projection())?.encoding)
+        Ok(target.tensor(&self.0.projection())?.encoding)
     }
 
     fn bytes_of_a_row(&self, target: &Checkpoint) -> Result<u64> {
-        let specs = weight_specs(&self.config);
+        let specs = weight_specs(&self.0.config);
         let of_experts = specs.layers.iter().map(|layer| &layer.feed_forward);
         let of_experts: Vec<_> = of_experts.flat_map(|mlp| [&mlp.gate_up.label, &mlp.down.label]).collect();
         let output = specs.head.as_ref().unwrap_or(&specs.embed);
         let layer = specs.iter().filter(|spec| spec.label.starts_with("layers."));
-        let mut bytes = bytes_of(target, &self.projection())?;
+        let mut bytes = bytes_of(target, &self.0.projection())?;
         for spec in layer.chain([output]) {
-            let parts = self.renamed(spec).parts;
+            let parts = self.0.renamed(spec).parts;
             let matrices = parts.iter().filter(|part| part.shape.len() > 1);
             let all = matrices.map(|part| bytes_of(target, part)).sum::<Result<u64>>()?;
-            bytes += match &self.config.experts {
+            bytes += match &self.0.config.experts {
                 Some(experts) if of_experts.contains(&&spec.label) => {
                     all * experts.chosen as u64 / experts.count as u64
                 }
@@ -284,7 +164,7 @@ impl DraftHead for Head {
     }
 
     fn load_taps(&self, _: &mut dyn Backend) -> Result<Taps> {
-        Ok(Taps::Last { normed: self.form.normed })
+        Ok(Taps::Last { normed: self.0.form.normed })
     }
 
     fn load(
@@ -293,32 +173,28 @@ impl DraftHead for Head {
         backend: &mut dyn Backend,
         options: &LoadOptions<'_>,
     ) -> Result<LoadedHead> {
-        let positions = options.max_model_len.unwrap_or(self.config.max_position);
-        let kv_layout = options.kv_layout(&self.config, target, positions)?;
+        let positions = options.max_model_len.unwrap_or(self.0.config.max_position);
+        let kv_layout = options.kv_layout(&self.0.config, target, positions)?;
         let program = self.program(target, backend, positions)?;
         backend.load_program(program, options.max_rows, options.max_logit_rows, positions)?;
-        Ok(LoadedHead { vocab: self.config.vocab, token_ids: None, kv_layout })
+        Ok(LoadedHead { vocab: self.0.config.vocab, token_ids: None, kv_layout })
     }
 }
 
 /// Loads the weights of a decoder of one layer under the head's names.
 struct Renamed<'a, 'b> {
-    head: &'a Head,
+    stored: &'a Stored,
     inner: Loading<'b>,
 }
 
 impl Load<ModelError> for Renamed<'_, '_> {
     fn matrix(&mut self, spec: &WeightSpec) -> Result<MatrixId> {
-        self.inner.matrix(&self.head.renamed(spec))
+        self.inner.matrix(&self.stored.renamed(spec))
     }
 
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
-        self.inner.vector(&self.head.renamed(spec))
+        self.inner.vector(&self.stored.renamed(spec))
     }
-}
-
-fn named(name: &str, number: usize) -> String {
-    name.replace(".N.", &format!(".{number}."))
 }
 
 /// There are no tensors of a head; config.json may say that there should be.
