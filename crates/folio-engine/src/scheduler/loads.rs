@@ -4,8 +4,8 @@
 //!
 //! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
-//! measured rates (`costs`); and at its end what each tier lacks of it is stored there, under a lease: so what a far tier had is near from
-//! then on. What it computed is also stored where it is preempted, in the tier that is memory (`swap`). Of windows and states only what is read at an end is stored, so where there are such also
+//! measured rates (`costs`); and at its end what each tier lacks of it and is worth it ([`KvCache::worth_storing`]) is stored there, under
+//! a lease: so what a far tier had is near from then on. What it computed is also stored where it is preempted, in the tier that is memory (`swap`). Of windows and states only what is read at an end is stored, so where there are such also
 //! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
@@ -248,16 +248,23 @@ impl Scheduler {
         let root = table.root();
         let own = root.declared_blocks();
         let until = Micros(self.now.0 + STORE_LEASE_US);
-        let mut stores = Vec::new();
+        let (mut stores, mut unstored) = (Vec::new(), 0);
         for (tier, chunk) in self.transfers.tiers() {
             let from = sequence.hashes.stored_from(tier, own).unwrap_or(own);
             let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
+            // Of windows and states only what is read at the end is there.
+            let worth = cache.worth_storing(table, from, to / size);
+            let whole = worth > from && cache.needed_groups() > 1;
+            let worth = if whole { to } else { to.min(worth.next_multiple_of(chunk) * size) };
+            unstored += to.max(from * size) - worth.max(from * size);
+            let to = worth;
             if to > from * size {
                 let (lease, contents) = cache.lease(table, from, to, until.0);
                 let lineage = cache.lineage(&contents);
                 stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
             }
         }
+        self.counters.unstored_blocks += u64::from(unstored / size);
         self.transfers.stores.append(&mut stores);
     }
 
