@@ -1,12 +1,13 @@
 //! Rates of the disk store beside what the disk gives to plain reads and writes of the same sizes through the same calls.
 //!
-//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS]`
+//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS] [SMALL_BLOCKS]`; with `1000000` at the end what a start
+//! with a million blocks costs: after a clean end, and with the lists of all segments lost, as after `kill -9`.
 //!
 //! One thread, so a block is sealed and written one after the other: what a store with such a cipher can reach is
 //! `1 / (1 / disk + 1 / cipher)`, which is told as its limit.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use folio_kv::BlockHash;
 use folio_tiers::io::{Directory, Folder, Pages};
@@ -16,6 +17,13 @@ fn key(at: usize) -> BlockKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&(at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     BlockKey { hash: BlockHash(hash), group: 0 }
+}
+
+/// Bytes of memory that this process has.
+fn resident() -> i64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<i64>().ok());
+    4096 * pages.expect("a number of pages")
 }
 
 /// MB/s.
@@ -83,8 +91,10 @@ fn main() {
         std::fs::remove_dir_all(&folder).expect("it is ours");
     }
     // What a start costs, with small blocks.
-    let (small, many, folder) = (vec![3; 4096], 100_000, dir.join("start"));
-    let config = DiskConfig::new(&folder, 4 << 30, [1; 32]);
+    let many: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    // A block of 2 KiB and what is around it fill a page.
+    let (small, folder) = (vec![3; 2048], dir.join("start"));
+    let config = DiskConfig::new(&folder, (many as u64 + many as u64 / 4) * 4096 + (1 << 30), [1; 32]);
     let store = DiskStore::open(config.clone()).expect("a store");
     for at in 0..many {
         store.put(&key(at), &secret, &small, &About::default()).expect("room");
@@ -92,12 +102,21 @@ fn main() {
     store.close();
     drop(store);
     let start = |what: &str| {
-        let began = Instant::now();
+        let (before, began) = (resident(), Instant::now());
         let store = DiskStore::open(config.clone()).expect("a store");
         let answers = began.elapsed();
+        // The one written last, which is known first.
+        let mut found = vec![0; small.len()];
+        while store.get(&key(many - 1), &secret, &mut found).is_err() && began.elapsed().as_secs() < 600 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let first = began.elapsed();
         store.wait_indexed();
         let (blocks, all) = (store.stats().blocks, began.elapsed());
-        println!("start {what}: answers after {answers:.1?}, knows {blocks} blocks after {all:.1?}");
+        let bytes = (resident() - before) as f64 / blocks as f64;
+        println!(
+            "start {what}: answers after {answers:.1?}, first hit after {first:.1?}, knows {blocks} blocks after {all:.1?}, {bytes:.0} bytes of memory each"
+        );
     };
     start("after a clean end");
     for file in std::fs::read_dir(&folder).expect("a folder").flatten() {
