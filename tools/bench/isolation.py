@@ -13,6 +13,9 @@ difference that it would find in 90 of 100 such experiments, from the spread of 
 A asks again (*hit*), which must be found faster than cold by the same test. Fails (exit 1) if B's repeats differ, if a control is not found,
 if the smallest detectable difference is larger than --resolve, or if a cached token was reported across tenants (that is, more than another prompt of B's own began with).
 
+With tiers: `--folio-args '--kv-cache-memory SIZE --host-kv-memory 1GiB'` (or `--disk-kv FOLDER`, `--remote-kv URL --keyring FILE`), where SIZE holds two of
+these prompts and no more, so that A's own repeat comes from the tier.
+
 Run it on a machine that does nothing else. Standard library only.
 """
 
@@ -140,13 +143,14 @@ def main():
     ap.add_argument("--draws", type=int, default=20000)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--threads", type=int, default=os.cpu_count())
+    ap.add_argument("--folio-args", default="", help="more of the server's flags, such as a tier: '--kv-cache-memory 24MiB --host-kv-memory 256MiB'")
     ap.add_argument("--out")
     a = ap.parse_args()
     rng = random.Random(a.seed)
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
         keys.write("".join(f"{key}\n" for key in KEYS.values()))
         keys.flush()
-        with Server(a.folio, a.model, ["--threads", str(a.threads), "--api-key-file", keys.name, "--served-model-name", "m"]) as server:
+        with Server(a.folio, a.model, ["--threads", str(a.threads), "--api-key-file", keys.name, "--served-model-name", "m", *a.folio_args.split()]) as server:
             rounds = measure(a, server.address, rng)
     same, control, faults = judge(rounds, a, rng)
     median = lambda name: 1e3 * statistics.median(r[name]["ttft_s"] for r in rounds)
@@ -155,7 +159,7 @@ def main():
         print(f"{found['what']} against {found['against']}: {found['mean_difference']:+.2%} (p = {found['p_value']:.4f}, {found['pairs']} pairs; "
               f"at alpha {a.alpha:g} a difference of {found['detectable_difference']:.2%} is found with a power of 90 %)")
     if a.out:
-        arguments = {k: getattr(a, k) for k in ("model", "pairs", "warmup", "tokens", "ids", "alpha", "resolve", "draws", "seed", "threads")}
+        arguments = {k: getattr(a, k) for k in ("model", "pairs", "warmup", "tokens", "ids", "alpha", "resolve", "draws", "seed", "threads", "folio_args")}
         # Microseconds: more digits are noise.
         short = [{n: (r[n] if n == "first" else {"ttft_us": round(1e6 * r[n]["ttft_s"]), "cached_tokens": r[n]["cached_tokens"], **({"own_tokens": r[n]["own_tokens"]} if "own_tokens" in r[n] else {})}) for n in r} for r in rounds]
         save(a.out, {"kind": "isolation", "at": now(), "arguments": arguments, "machine": machine(), "versions": [{"folio": folio_version(a.folio)}],

@@ -8,6 +8,7 @@ A measured part stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAM
 
     folio bench cache --trace conversation_trace.jsonl.gz --blocks 1k,2k,5k,10k,20k,50k,100k --kv-formats f16,int8,int4 --json --plot docs/cache-hits.svg
     cargo run --release -p folio-kv --example block_cost
+    cargo run --release -p folio-sim --example retention_study -- conversation_trace.jsonl.gz 2 > tools/bench/results/DATE-retention-study.csv
     cargo run --release -p folio-sim --example admission_study -- FOLDER 2 (and the other rules by the patch beside the results)
     python3 tools/bench/isolation.py --folio target/release/folio --out tools/bench/results/DATE-isolation.json
 
@@ -173,7 +174,97 @@ def admission_share():
     return table(header, rows) + f"\n\nFrom `{name}`."
 
 
-PARTS = {"admission": admission, "admission_share": admission_share, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
+GAP = 0.01
+BELOW = 0.99
+
+
+def study(tiers):
+    """Of the runs without a tier, or with one: {family: {size: {part: {what: (found, written)}}}} as shares of all blocks; and the file's name."""
+    name, text = newest("*-retention-study.csv")
+    families = {}
+    for row in csv.DictReader((text or "").splitlines()):
+        if (row["tier"] != "0") == tiers:
+            parts = families.setdefault(row["family"], {}).setdefault((int(row["blocks"]), int(row["tier"])), {})
+            found = tuple(int(row[key]) / int(row["total"]) for key in ("found", "written"))
+            parts.setdefault(row["part"], {})[row["what"]] = found
+    return name, families
+
+
+def gap_closed(parts, what):
+    """Of each part with a gap of a point and more, the share of it that is closed; and the least that is found of what LRU finds."""
+    found = [{key: value[0] for key, value in part.items()} for part in parts.values()]
+    shares = [(of[what] - of["LRU"]) / (of["MIN"] - of["LRU"]) for of in found if of["MIN"] - of["LRU"] >= GAP]
+    return shares, min(of[what] / of["LRU"] for of in found)
+
+
+def settings_of(families):
+    """Of each of the settings, whether it finds nowhere clearly less than LRU, the share of the gaps that it closes on the mean over families
+    and sizes, and the least that it finds of what LRU finds."""
+    sizes = [parts for sizes in families.values() for parts in sizes.values()]
+    ranked = {}
+    for what in next(iter(sizes[0].values())):
+        if what.startswith("doubt"):
+            closed = [gap_closed(parts, what) for parts in sizes]
+            least = min(least for _, least in closed)
+            ranked[what] = (least >= BELOW, statistics.mean(statistics.mean(shares) for shares, _ in closed if shares), least)
+    return ranked
+
+
+def left_out():
+    """Each family of workloads judged by the settings that were best on all others, the worst first."""
+    name, families = study(tiers=False)
+    if not families:
+        return "Not measured yet."
+    judged, sizes = [], sorted(size for size in next(iter(families.values())))
+    for family, of in families.items():
+        ranked = settings_of({other: sizes for other, sizes in families.items() if other != family})
+        chosen = max(ranked, key=ranked.get)
+        closed = [gap_closed(of[size], chosen) for size in sizes]
+        judged.append((min(statistics.mean(shares) for shares, _ in closed if shares), family, chosen, closed))
+    rows, cells = [], []
+    for _, family, chosen, closed in sorted(judged):
+        row = [family]
+        for shares, least in closed:
+            cells += [statistics.mean(shares)] if shares else []
+            row.append(f"{100 * statistics.mean(shares):.1f} % ({100 * min(shares):.1f})" if shares else "no gap")
+        rows.append([*row, f"{100 * min(least for _, least in closed) - 100:+.2f} %", chosen])
+    header = ["workload", *(f"{blocks:,} blocks" for blocks, _ in sizes), "least of what LRU finds", "settings, from the others"]
+    told = f"{sum(cell >= 0.15 for cell in cells)} of {len(cells)} are 15 % and more, the median is {100 * statistics.median(cells):.1f} %."
+    every = settings_of(families).values()
+    means = [100 * mean for _, mean, _ in every]
+    told += f" Whichever settings are taken, the mean over all is {min(means):.1f} to {max(means):.1f} %, and nowhere less than {100 * min(least for *_, least in every):.1f} % of what LRU finds is found."
+    return table(header, rows) + f"\n\n{told} From `{name}`."
+
+
+def best_admission(families):
+    """What writes the least of what finds nowhere half a point less than writing all does."""
+    found = [part for sizes in families.values() for parts in sizes.values() for part in parts.values()]
+    settings = [what for what in found[0] if what.startswith("least return")]
+    all_ = "least return 0"
+    safe = [what for what in settings if all(part[what][0] >= part[all_][0] - 0.005 for part in found)]
+    return min(safe, key=lambda what: sum(part[what][1] for part in found))
+
+
+def tiers():
+    """A cache with a tier behind it: found in both, and written."""
+    name, families = study(tiers=True)
+    if not families:
+        return "Not measured yet."
+    rows = []
+    for family, of in families.items():
+        chosen = best_admission({other: sizes for other, sizes in families.items() if other != family})
+        for (blocks, tier), parts in sorted(of.items()):
+            mean = lambda what, at: 100 * statistics.mean(part[what][at] for part in parts.values())
+            if mean("MIN", 0) - mean("LRU", 0) < 0.5:
+                continue
+            found = [f"{mean(what, 0):.2f} %" for what in ("LRU", "least return 0", chosen, "MIN")]
+            written = [f"{mean(what, 1):.1f} %" for what in ("LRU", chosen)]
+            rows.append([family, f"{blocks:,} + {tier:,}", *found, *written, chosen.removeprefix("least return ")])
+    header = ["workload", "blocks, in the tier", "LRU in both", "Folio, all is written", "what is worth it", "MIN over the sum", "written: all", "what is worth it", "least chance, from the others"]
+    return table(header, rows) + f"\n\nShares of all blocks; where LRU finds what MIN does, within half a point, nothing is to be told. From `{name}`."
+
+
+PARTS = {"left_out": left_out, "tiers": tiers, "admission": admission, "admission_share": admission_share, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
 
 
 def fill(page):

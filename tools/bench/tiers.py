@@ -8,6 +8,12 @@ Clients in a closed loop ask for `--groups` prefixes of `--shared` random tokens
 each variant runs once; every server and every folder is new. What counts is the time to the first token of every request but the first of
 its prefix (`--workload conversations`: of every turn but a user's first). The variant `whole` has a KV cache for all prefixes: what is
 left there is the queue and the suffix, and a tier can only add to that the time to read the bytes.
+
+What is asked of tiers, each with --folio, --model, --dir, --out and --rounds 10 (`--kv` is a quarter of `--groups` prefixes, `--whole` all of them):
+
+    served load            --requests 640 --clients 4 --groups 64 --shared 4096 --output 8
+    nothing comes again    --requests 161 --groups 160 --shared 1024 --variants without memory disk     (one more, for what came again)
+    multi-round QA         --workload conversations --groups 20 --shared 4096 --turns 5
 """
 
 import argparse

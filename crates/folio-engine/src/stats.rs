@@ -169,6 +169,8 @@ pub struct Counters {
     pub failed_tier_loads: [u64; TIERS_MAX],
     pub loaded_tokens: u64,
     pub prefetches: PrefetchCounts,
+    /// Blocks that tiers lack and were not given, for what is like them is seldom wanted again.
+    pub unstored_blocks: u64,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,
     /// Times a sequence began to wait for something else than its turn, and how many of those waits ended at their deadline.

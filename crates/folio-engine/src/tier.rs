@@ -146,6 +146,8 @@ pub struct TierStats {
     pub blocks_stored: u64,
     pub blocks_loaded: u64,
     pub bytes_written: u64,
+    /// Of those, the blocks themselves.
+    pub payload_written: u64,
     pub bytes_read: u64,
     /// That could be found and went to make room.
     pub blocks_evicted: u64,

@@ -10,10 +10,53 @@ use folio_engine::{
     CancelRequest, Event, LoadOrder, Micros, Scheduler, SchedulerConfig, StoreOrder, TransferOrder,
     WaitingFor,
 };
-use folio_kv::{CacheConfig, Content, GroupConfig, KvCache, LruLeafFirst, TierId};
+use folio_kv::{
+    BlockId, BlockMeta, CacheConfig, Content, EvictionPolicy, GroupConfig, KvCache, LruLeafFirst, TenantId,
+    TierId,
+};
 use folio_sim::scenario::request;
 
 const BLOCK: u32 = 4;
+
+/// Of each request, so many blocks are worth storing.
+struct Worth {
+    policy: LruLeafFirst,
+    blocks: u32,
+}
+
+impl EvictionPolicy for Worth {
+    fn resize(&mut self, blocks: u32) {
+        self.policy.resize(blocks);
+    }
+
+    fn on_hit(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.policy.on_hit(block, meta);
+    }
+
+    fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.policy.on_free(block, meta);
+    }
+
+    fn on_use(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.policy.on_use(block, meta);
+    }
+
+    fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
+        self.policy.on_remove(block, meta);
+    }
+
+    fn is_worth_storing(&self, _: BlockId, meta: &BlockMeta, _: BlockId) -> bool {
+        meta.depth < self.blocks
+    }
+
+    fn victim(&mut self, taker: TenantId) -> Option<BlockId> {
+        self.policy.victim(taker)
+    }
+
+    fn evictable(&self) -> u32 {
+        self.policy.evictable()
+    }
+}
 
 struct Bench {
     scheduler: Scheduler,
@@ -33,6 +76,11 @@ impl Bench {
 
     /// With tiers that keep so many blocks together.
     fn chunked(blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64, chunks: &[u32]) -> Self {
+        Self::worth(u32::MAX, blocks, more, max_transfer_bytes, chunks)
+    }
+
+    /// Of each request the first `worth` blocks are worth storing.
+    fn worth(worth: u32, blocks: u32, more: &[GroupConfig], max_transfer_bytes: u64, chunks: &[u32]) -> Self {
         let geometry = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 };
         let config = SchedulerConfig {
             max_num_seqs: 4,
@@ -46,7 +94,11 @@ impl Bench {
         };
         let scheduler = Scheduler::new(config).expect("valid limits").with_tiers(chunks.iter().copied());
         let scheduler = scheduler.swapping_to(Some(TierId(0)));
-        let cache = KvCache::with_groups(geometry, more, Box::new(LruLeafFirst::new()));
+        let cache = KvCache::with_groups(
+            geometry,
+            more,
+            Box::new(Worth { policy: LruLeafFirst::new(), blocks: worth }),
+        );
         Self { scheduler, cache, now: Micros(0), events: Vec::new() }
     }
 
@@ -287,6 +339,34 @@ fn what_a_tier_keeps_together_is_loaded_and_stored_whole() {
     assert_eq!(loads.iter().map(|load| load.contents.len()).collect::<Vec<_>>(), [4]);
 }
 
+/// Of ten blocks that end, how many the first tier is given, and how many were not stored.
+fn stored_of_ten(worth: u32, more: &[GroupConfig], chunk: u32, stored: &[Range<u32>]) -> (usize, u64) {
+    let mut bench = Bench::worth(worth, 64, more, u64::MAX, &[chunk]);
+    bench.submit(1, 42, stored);
+    let mut given = 0;
+    for _ in 0..6 {
+        bench.step();
+        let (loads, stores) = bench.orders();
+        loads.iter().for_each(|load| bench.end(load, true));
+        given += stores.iter().flat_map(|store| &store.contents).filter(|content| content.group == 0).count();
+        bench.read(stores);
+    }
+    (given, bench.scheduler.counters().unstored_blocks)
+}
+
+#[test]
+fn what_is_not_worth_it_is_not_stored() {
+    assert_eq!(stored_of_ten(10, &[], 1, &[]), (10, 0));
+    assert_eq!(stored_of_ten(3, &[], 1, &[]), (3, 7));
+    assert_eq!(stored_of_ten(0, &[], 1, &[]), (0, 10));
+    assert_eq!(stored_of_ten(5, &[], 1, &[0..4]), (1, 5), "the tier has four");
+    assert_eq!(stored_of_ten(3, &[], 4, &[]), (4, 4), "of eight in chunks of four");
+    // Where a window ends only what is read there can be kept: behind the prompt, and behind the answer, which end in the same block.
+    let window = [GroupConfig::window(8, 64, BLOCK, 1)];
+    assert_eq!(stored_of_ten(1, &window, 1, &[]), (20, 0), "all of it where any of it is worth it");
+    assert_eq!(stored_of_ten(0, &window, 1, &[]), (0, 20));
+}
+
 fn indices(contents: &[Content]) -> Range<u32> {
     contents[0].index..contents[contents.len() - 1].index + 1
 }
@@ -355,6 +435,42 @@ fn of_two_tiers_the_faster_one_is_asked_and_none_that_is_slower_than_computing()
     assert_eq!(asked(42, 20, 10), [far], "the near one is busy, or old");
     assert_eq!(asked(44, 1_000_000, 10), [far]);
     assert_eq!(asked(45, 1_000_000, 1_000_000), [], "computing is faster");
+}
+
+/// Computing and loading take about as long: alone it is computed from the beginning and loaded from the end, and where others want the time
+/// it is loaded.
+#[test]
+fn the_beginning_is_computed_while_the_end_is_loaded_where_nobody_else_wants_the_time() {
+    for alone in [true, false] {
+        let mut bench = Bench::new(200, &[]);
+        bench.submit(1, 40, &[]);
+        while bench.scheduler.has_work() {
+            bench.step();
+            let (_, stores) = bench.orders();
+            bench.read(stores);
+        }
+        // 40 tokens take a millisecond: 100 us a block.
+        (0..200).for_each(|_| bench.scheduler.loaded(TierId(0), true, 1, 95));
+        bench.cache.clear(None);
+        if !alone {
+            let (request, hashes) = request(3, &[5; 10], 50).hashed(BLOCK);
+            bench.scheduler.admit([(request, hashes)], [], bench.now);
+            bench.step();
+        }
+        bench.submit(2, 40, &[0..9]);
+        let own = if alone { 2 } else { 3 };
+        let rows = bench.step();
+        let of_it: Vec<_> = rows.iter().filter(|(id, ..)| *id == own).copied().collect();
+        let (loads, _) = bench.orders();
+        assert_eq!(loads.len(), 1);
+        let first = loads[0].contents[0].index;
+        assert_eq!(of_it, if alone { vec![(2, 0, 16)] } else { vec![] });
+        assert_eq!((first, loads[0].contents.len()), if alone { (4, 5) } else { (0, 9) });
+        assert!(bench.step().iter().all(|(id, ..)| *id != own), "it waits for the rest");
+        bench.end(&loads[0], true);
+        let rows = bench.step();
+        assert!(rows.contains(&(own, 36, 4)), "{rows:?}");
+    }
 }
 
 /// One that generates 60 tokens more and will need blocks of the other; both were computed for a while. The other arrived last.

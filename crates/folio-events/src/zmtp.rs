@@ -221,4 +221,47 @@ mod tests {
         assert_eq!(ping.pong().unwrap(), b"\x04\x07\x04PONGxy");
         assert_eq!(frame(b"\x04\x03\x04PI").await.unwrap().command(), None);
     }
+
+    /// A peer's first bytes, changed at random: whatever they are, they end, and nothing is longer than it may be.
+    #[tokio::test]
+    async fn noise_is_read_within_bounds() {
+        let good = [
+            &greeting()[..],
+            &ready("SUB"),
+            b"\x04\x09\x04PING\0\0xy",
+            b"\x00\x03\x01kv",
+            b"\x02\0\0\0\0\0\0\0\x02ab",
+        ]
+        .concat();
+        let mut state = 7u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        let mut let_in = 0;
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..random(5) {
+                let at = random(bytes.len());
+                match random(4) {
+                    0 => bytes[at] ^= 1 << random(8),
+                    1 => bytes[at] = [0, 0x7f, 0xff, random(256) as u8][random(4)],
+                    2 => bytes.insert(at, random(256) as u8),
+                    _ => drop(bytes.split_off(at.max(1))),
+                }
+            }
+            let mut stream = tokio::io::join(&bytes[..], tokio::io::sink());
+            if shake_hands(&mut stream, "PUB", &["SUB", "XSUB"]).await.is_ok() {
+                let_in += 1;
+                while let Ok(frame) = read_frame(&mut stream).await {
+                    assert!(frame.body.len() as u64 <= FRAME_BYTES_MAX);
+                    assert!(frame.pong().is_none_or(|pong| pong.len() <= 7 + PONG_CONTEXT_MAX));
+                }
+            }
+        }
+        assert!(
+            (4000..16_000).contains(&let_in),
+            "{let_in} of them are peers: the noise is not all there is"
+        );
+    }
 }

@@ -163,6 +163,18 @@ impl KvCache {
         self.recycle(slots);
     }
 
+    /// Of the published blocks `from..to` of a table whose sequence ends, those that a tier is to be given: up to the last one that is
+    /// worth it, for without those before it no block is found. O(blocks).
+    pub fn worth_storing(&self, table: &BlockTable, from: u32, to: u32) -> u32 {
+        let blocks = &table.lists[0][..table.published[0] as usize];
+        let Some(deepest) = blocks.last() else { return from };
+        let is_worth = |at: &u32| {
+            let block = blocks[*at as usize];
+            self.policy.is_worth_storing(block, &self.meta(block), *deepest)
+        };
+        (from..to.min(blocks.len() as u32)).rev().find(is_worth).map_or(from, |last| last + 1)
+    }
+
     /// Holds for a reader until `until_us` the published blocks of a table up to position `to`, and what the query at `to` reads of the
     /// other groups that are needed, as far as it is there; and says which they are, of group 0 from block `from` on.
     pub fn lease(&mut self, table: &BlockTable, from: u32, to: u32, until_us: u64) -> (Lease, Vec<Content>) {

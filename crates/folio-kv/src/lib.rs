@@ -60,7 +60,9 @@ pub use demand::Growth;
 pub use events::{CacheEvent, EventBatch};
 pub use hash::BlockHashes;
 pub use lease::{Content, Lease, Lineage, Ticket};
-pub use policy::{BlockMeta, EvictionPolicy, LearnedLifetimes, LruLeafFirst, default_policy};
+pub use policy::{
+    BlockMeta, EvictionPolicy, LearnedLifetimes, LearningSettings, LruLeafFirst, default_policy,
+};
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};

@@ -369,3 +369,31 @@ fn records_are_bounded_and_those_of_nothing_make_room() {
     serve(&mut cache, &root(1), &text(700, 1));
     assert_eq!(one_more(&mut cache), Ok(4));
 }
+
+/// How many of a request's blocks a tier is to be given.
+fn worth(cache: &mut KvCache, tokens: &[u32], ranges: &[RetentionRange]) -> u32 {
+    let (mut table, _) = cache.attach_at(&root(1), tokens, tokens.len() as u32);
+    cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("the pool is large enough");
+    cache.committed(&mut table, tokens, tokens.len() as u32);
+    cache.retain(&table, 0, ranges);
+    let worth = cache.worth_storing(&table, 0, tokens.len() as u32 / BLOCK);
+    cache.release(table, tokens);
+    worth
+}
+
+#[test]
+fn what_never_comes_back_is_not_worth_storing_unless_it_was_said_to_be_kept() {
+    let mut cache = KvCache::new(common::config(100, BLOCK), Box::new(LearnedLifetimes::new(0.0)));
+    assert_eq!(worth(&mut cache, &text(0, 20), &[]), 20, "nothing is known");
+    // Texts that nobody asks for again, and between them one conversation of three turns after the other.
+    for at in 1..2000 {
+        let (chat, turn) = (100_000 + at / 30, at / 10 % 3);
+        let request = if at % 10 == 0 { text(chat, 4 + 2 * turn) } else { text(at, 20) };
+        worth(&mut cache, &request, &[]);
+    }
+    assert_eq!(worth(&mut cache, &text(9000, 20), &[]), 0, "a single shot");
+    assert_eq!(worth(&mut cache, &text(9001, 20), &[range(0..40, 60, None)]), 10, "what was said to be kept");
+    assert_eq!(worth(&mut cache, &text(9000, 20), &[]), 20, "it came back");
+    worth(&mut cache, &text(200_000, 4), &[]);
+    assert_eq!(worth(&mut cache, &text(200_000, 6), &[]), 6, "a conversation, its end included");
+}

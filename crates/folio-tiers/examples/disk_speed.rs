@@ -1,13 +1,15 @@
 //! Rates of the disk store beside what the disk gives to plain reads and writes of the same sizes through the same calls.
 //!
-//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS]`
+//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS] [SMALL_BLOCKS]`; with `1000000` at the end what a start
+//! with a million blocks costs: after a clean end, and with the lists of all segments lost, as after `kill -9`.
 //!
-//! One thread, so a block is sealed and written one after the other: what a store with such a cipher can reach is
-//! `1 / (1 / disk + 1 / cipher)`, which is told as its limit.
+//! What is sealed is also told as a share of the slower of the disk and the cipher, which is measured in the same run, and of what both one
+//! after the other can reach, `1 / (1 / disk + 1 / cipher)`: one thread is all that this has.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use chacha20poly1305::{AeadInOut, KeyInit, XChaCha20Poly1305};
 use folio_kv::BlockHash;
 use folio_tiers::io::{Directory, Folder, Pages};
 use folio_tiers::{About, BlockKey, DataKey, DiskConfig, DiskStore};
@@ -16,6 +18,13 @@ fn key(at: usize) -> BlockKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&(at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     BlockKey { hash: BlockHash(hash), group: 0 }
+}
+
+/// Bytes of memory that this process has.
+fn resident() -> i64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<i64>().ok());
+    4096 * pages.expect("a number of pages")
 }
 
 /// MB/s.
@@ -47,6 +56,24 @@ fn device(dir: &Path, bytes: usize, blocks: usize) -> [f64; 2] {
     [write, read]
 }
 
+/// What is sealed and opened in memory, MB/s: the smaller of both.
+fn cipher(bytes: usize, blocks: usize) -> f64 {
+    let cipher = XChaCha20Poly1305::new(&[7; 32].into());
+    let (mut block, nonce) = (vec![5; bytes], [9; 24].into());
+    let (mut sealing, mut opening) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..blocks {
+        let began = Instant::now();
+        let tag = cipher.encrypt_inout_detached(&nonce, b"", (&mut *block).into()).expect("short enough");
+        sealing += began.elapsed();
+        let began = Instant::now();
+        cipher.decrypt_inout_detached(&nonce, b"", (&mut *block).into(), &tag).expect("as it was sealed");
+        opening += began.elapsed();
+    }
+    let rate = (bytes * blocks) as f64 / sealing.max(opening).as_secs_f64() / 1e6;
+    println!("cipher: {rate:.0} MB/s");
+    rate
+}
+
 fn main() {
     let mut args = std::env::args().skip(1);
     let dir = args.next().unwrap_or_else(|| "target/disk_speed".into());
@@ -54,6 +81,7 @@ fn main() {
     let blocks: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(2048);
     let dir = Path::new(&dir);
     let disk = device(&dir.join("plain"), bytes, blocks);
+    let cipher = cipher(bytes, blocks);
     let secret = DataKey::from([7; 32]);
     let block: Vec<u8> = (0..bytes).map(|at| ((at * 131) >> 3) as u8).collect();
     let mut into = vec![0; bytes];
@@ -79,12 +107,23 @@ fn main() {
         println!(
             "store, {how}: put {write:.0} MB/s ({put:.0} % of the disk), get {read:.0} MB/s ({get:.0} %)"
         );
+        if seal {
+            for (what, rate, disk) in [("put", write, disk[0]), ("get", read, disk[1])] {
+                let (slower, both) = (disk.min(cipher), 1.0 / (1.0 / disk + 1.0 / cipher));
+                let [slower, both] = [slower, both].map(|limit| 100.0 * rate / limit);
+                println!(
+                    "  {what}: {slower:.0} % of the slower of disk and cipher, {both:.0} % of one after the other"
+                );
+            }
+        }
         drop(store);
         std::fs::remove_dir_all(&folder).expect("it is ours");
     }
     // What a start costs, with small blocks.
-    let (small, many, folder) = (vec![3; 4096], 100_000, dir.join("start"));
-    let config = DiskConfig::new(&folder, 4 << 30, [1; 32]);
+    let many: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    // A block of 2 KiB and what is around it fill a page.
+    let (small, folder) = (vec![3; 2048], dir.join("start"));
+    let config = DiskConfig::new(&folder, (many as u64 + many as u64 / 4) * 4096 + (1 << 30), [1; 32]);
     let store = DiskStore::open(config.clone()).expect("a store");
     for at in 0..many {
         store.put(&key(at), &secret, &small, &About::default()).expect("room");
@@ -92,12 +131,21 @@ fn main() {
     store.close();
     drop(store);
     let start = |what: &str| {
-        let began = Instant::now();
+        let (before, began) = (resident(), Instant::now());
         let store = DiskStore::open(config.clone()).expect("a store");
         let answers = began.elapsed();
+        // The one written last, which is known first.
+        let mut found = vec![0; small.len()];
+        while store.get(&key(many - 1), &secret, &mut found).is_err() && began.elapsed().as_secs() < 600 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let first = began.elapsed();
         store.wait_indexed();
         let (blocks, all) = (store.stats().blocks, began.elapsed());
-        println!("start {what}: answers after {answers:.1?}, knows {blocks} blocks after {all:.1?}");
+        let bytes = (resident() - before) as f64 / blocks as f64;
+        println!(
+            "start {what}: answers after {answers:.1?}, first hit after {first:.1?}, knows {blocks} blocks after {all:.1?}, {bytes:.0} bytes of memory each"
+        );
     };
     start("after a clean end");
     for file in std::fs::read_dir(&folder).expect("a folder").flatten() {

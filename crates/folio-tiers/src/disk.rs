@@ -98,6 +98,7 @@ impl Store for DiskStore {
             bytes: disk.bytes,
             bytes_limit: self.config.bytes,
             bytes_written: disk.bytes_written,
+            payload_written: disk.payload_written,
             blocks_evicted: disk.reclaimed_blocks,
             misses: wrong.map(|miss| (miss.name(), disk.misses(miss))).collect(),
             ..TierStats::default()

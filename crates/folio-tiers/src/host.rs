@@ -326,6 +326,7 @@ impl Store for HostStore {
             bytes: kept.bytes,
             bytes_limit: self.bytes_max,
             bytes_written: kept.bytes_stored,
+            payload_written: kept.bytes_stored,
             blocks_evicted: kept.evicted,
             misses: reasons.into_iter().zip([key, length, kept.expired]).collect(),
             ..TierStats::default()

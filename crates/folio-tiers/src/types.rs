@@ -270,11 +270,6 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
-    /// Bytes written for each byte stored since the start.
-    pub fn write_amplification(&self) -> f64 {
-        if self.payload_written == 0 { 1.0 } else { self.bytes_written as f64 / self.payload_written as f64 }
-    }
-
     pub fn misses(&self, reason: Miss) -> u64 {
         self.misses[reason as usize]
     }

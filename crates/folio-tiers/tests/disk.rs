@@ -33,6 +33,8 @@ fn what_was_put_is_got_by_whoever_has_the_key() {
         let stats = store.stats();
         assert_eq!((stats.blocks, stats.hits), (7, 6));
         assert_eq!(stats.payload_bytes, 1 + 63 + 3904 + 3905 + 20000 + 5000);
+        assert_eq!(stats.payload_written, stats.payload_bytes, "and what lies around it in whole pages");
+        assert!(stats.bytes_written >= 7 * 4096 + 20000 && stats.bytes_written.is_multiple_of(4096));
         assert_eq!(stats.state, DiskState::On);
         assert_eq!(store.run([1, 63, 3904, 17, 20000].map(key).into_iter()), 3);
     }

@@ -146,6 +146,8 @@ fn what_one_engine_stores_another_finds_and_loads() {
     let stored = store_all(&one, &hashes, 42, &[]);
     assert_eq!(stored, Carried { blocks: 40, bytes: 40 * BLOCK_BYTES, left: 0 }, "whole chunks");
     assert_eq!(shelf.values.lock().unwrap().len(), 10);
+    let (written, payload) = (one.stats().bytes_written, one.stats().payload_written);
+    assert_eq!((written, payload), (40 * (BLOCK_BYTES + 192) as u64, 40 * BLOCK_BYTES as u64));
     assert_eq!(one.find(&small(), &hashes, 41).first(), Some(&(0..40)));
     assert_eq!(other.find(&small(), &hashes, 41).first(), Some(&(0..40)));
     assert_eq!(other.find(&small(), &hashes, 38).first(), Some(&(0..36)), "no further than it may be loaded");

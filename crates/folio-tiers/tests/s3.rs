@@ -105,6 +105,7 @@ fn config(url: &str) -> S3Config {
         region: None,
         authorities: None,
         requests_per_day: None,
+        dollars_per_month: None,
     }
 }
 
@@ -178,6 +179,22 @@ fn requests_of_a_day_are_counted_before_they_are_made() {
         assert!(matches!(s3.get(&NAME, 0..9, LIMIT), Err(Fault::Refused(_))));
     }
     assert_eq!(made.load(SeqCst), 5);
+}
+
+#[test]
+fn what_is_spent_in_a_day_is_a_thirtieth_of_a_month() {
+    let port = serve(honest());
+    let endpoint = Some(format!("http://127.0.0.1:{port}"));
+    let dollars_per_month = Some(0.01);
+    let s3 = S3::new(&S3Config { endpoint, dollars_per_month, ..config("s3://bucket/some/prefix") }).unwrap();
+    // A third of a thousandth of a dollar: a MiB for a month and its request are 27 millionths.
+    let value = vec![7; 1 << 20];
+    let stored = (0..99).take_while(|_| s3.put(&NAME, &value, true, LIMIT * 10).is_ok()).count();
+    assert_eq!(stored, 12);
+    // What is left pays for reading.
+    let read = (0..99).take_while(|_| s3.get(&NAME, 0..9, LIMIT * 10).is_ok()).count();
+    assert_eq!(read, (333_333 - 12 * 27_461) / 400);
+    assert!(matches!(s3.get(&NAME, 0..9, LIMIT), Err(Fault::Refused(why)) if why.contains("spent")));
 }
 
 #[test]

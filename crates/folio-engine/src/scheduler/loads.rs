@@ -4,8 +4,8 @@
 //!
 //! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
-//! measured rates (`costs`); and at its end what each tier lacks of it is stored there, under a lease: so what a far tier had is near from
-//! then on. What it computed is also stored where it is preempted, in the tier that is memory (`swap`). Of windows and states only what is read at an end is stored, so where there are such also
+//! measured rates (`costs`); and at its end what each tier lacks of it and is worth it ([`KvCache::worth_storing`]) is stored there, under
+//! a lease: so what a far tier had is near from then on. What it computed is also stored where it is preempted, in the tier that is memory (`swap`). Of windows and states only what is read at an end is stored, so where there are such also
 //! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
@@ -144,12 +144,13 @@ impl Scheduler {
     /// Admits a waiting sequence, which fits, with whole blocks that the device has, and begins to load what a tier has behind them.
     /// `false`: that does not pay, or cannot be.
     pub(super) fn admit_and_load(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        let Some(offer) = self.offer(cache, slot, false) else { return false };
+        let Some(mut offer) = self.offer(cache, slot, false) else { return false };
         let Some(table) = self.attach_whole(cache, slot, offer.blocks.start * cache.config().block_tokens)
         else {
             return false;
         };
         self.start(cache, slot, table, Fresh::Ran);
+        self.compute_beginning(cache, slot, &mut offer);
         self.take_offers(cache, slot, offer, false);
         self.wait_for_load(slot);
         true
@@ -167,6 +168,26 @@ impl Scheduler {
         }
         let from = cache.border(found.lookup.full_blocks * size) / size;
         self.best_offer(cache, slot, (from, found.lookup.positions()), prefetch)
+    }
+
+    /// Takes the beginning of an offer from it, to be computed while the rest is loaded, up to where the two meet. Only where nobody else
+    /// would have the time, and of one group: of others only the end is read.
+    fn compute_beginning(&mut self, cache: &mut KvCache, slot: Slot, offer: &mut Offer) {
+        if self.running.len() > 1 || self.waiting.len() > 0 || cache.needed_groups() > 1 {
+            return;
+        }
+        let size = cache.config().block_tokens;
+        let meeting = self.costs.meeting(offer.tier, cache.load_bytes(1), size, offer.blocks.clone());
+        let sequence = &self.sequences[slot];
+        let Some(table) = sequence.table() else { return };
+        let needed = cache.needed(table, meeting * size);
+        if meeting == offer.blocks.start || !self.fits(cache, sequence.owner(), needed, None).fits() {
+            return;
+        }
+        let table = self.sequences[slot].table_mut();
+        if table.is_some_and(|table| cache.grow(table, meeting * size, &mut Vec::new()).is_ok()) {
+            offer.blocks.start = meeting;
+        }
     }
 
     /// Orders an offer for a sequence that has what is before it, and what other tiers have behind that.
@@ -248,16 +269,23 @@ impl Scheduler {
         let root = table.root();
         let own = root.declared_blocks();
         let until = Micros(self.now.0 + STORE_LEASE_US);
-        let mut stores = Vec::new();
+        let (mut stores, mut unstored) = (Vec::new(), 0);
         for (tier, chunk) in self.transfers.tiers() {
             let from = sequence.hashes.stored_from(tier, own).unwrap_or(own);
             let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
+            // Of windows and states only what is read at the end is there.
+            let worth = cache.worth_storing(table, from, to / size);
+            let whole = worth > from && cache.needed_groups() > 1;
+            let worth = if whole { to } else { to.min(worth.next_multiple_of(chunk) * size) };
+            unstored += to.max(from * size) - worth.max(from * size);
+            let to = worth;
             if to > from * size {
                 let (lease, contents) = cache.lease(table, from, to, until.0);
                 let lineage = cache.lineage(&contents);
                 stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
             }
         }
+        self.counters.unstored_blocks += u64::from(unstored / size);
         self.transfers.stores.append(&mut stores);
     }
 

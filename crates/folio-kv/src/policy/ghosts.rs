@@ -11,9 +11,7 @@ use rustc_hash::FxHashMap;
 
 use crate::types::BlockHash;
 
-/// Evicted contents remembered per block of the pool.
-const PER_BLOCK: usize = 8;
-/// But never more than this: about 90 bytes each, places in the map included.
+/// Never more are remembered than this: about 90 bytes each, places in the map included.
 const MOST: usize = 1 << 20;
 
 /// What is known of an evicted content.
@@ -52,8 +50,9 @@ pub(super) struct Ghosts {
 }
 
 impl Ghosts {
-    pub fn new(blocks: usize) -> Self {
-        let limit = (PER_BLOCK * blocks).min(MOST);
+    /// `per_block`: evicted contents that are remembered for each block of the pool.
+    pub fn new(blocks: usize, per_block: u32) -> Self {
+        let limit = (per_block as usize * blocks).min(MOST);
         let mut places = FxHashMap::default();
         // Twice the entries: removed ones leave marks, and up to half full the map cleans up in place.
         places.reserve(2 * limit);
@@ -104,13 +103,15 @@ impl Ghosts {
 mod tests {
     use super::*;
 
+    const PER_BLOCK: usize = 8;
+
     fn ghost(name: u8, since: u32) -> Ghost {
         Ghost::new(&BlockHash([name; 32]), since, 0, 0)
     }
 
     #[test]
     fn the_ring_forgets_the_oldest_and_says_so_unless_it_was_wanted() {
-        let mut ghosts = Ghosts::new(1);
+        let mut ghosts = Ghosts::new(1, PER_BLOCK as u32);
         for name in 0..PER_BLOCK as u8 {
             assert!(ghosts.remember(ghost(name, name.into())).is_none(), "there is room");
         }
@@ -125,11 +126,11 @@ mod tests {
 
     #[test]
     fn evicted_twice_it_counts_once_and_a_pool_of_nothing_remembers_nothing() {
-        let mut ghosts = Ghosts::new(2);
+        let mut ghosts = Ghosts::new(2, 8);
         ghosts.remember(ghost(7, 1));
         ghosts.remember(ghost(7, 2));
         assert_eq!(ghosts.sample(0, 1).map(|ghost| ghost.since).collect::<Vec<_>>(), [2]);
-        let mut none = Ghosts::new(0);
+        let mut none = Ghosts::new(0, 8);
         assert!(none.remember(ghost(1, 1)).is_none() && none.recall(&BlockHash([1; 32])).is_none());
     }
 }

@@ -16,10 +16,6 @@
 
 /// Four buckets to an octave, up to 2^32 blocks.
 pub(super) const BUCKETS: usize = 128;
-/// Lives at an age from which on a class speaks more for itself than its kind does.
-const PRIOR: f64 = 32.0;
-/// Old counts fade by this much with every update, so that the policy follows the traffic.
-const FADE: f64 = 0.98;
 
 pub(super) fn bucket(age: u64) -> usize {
     if age < 4 {
@@ -45,6 +41,10 @@ type Counts = [f64; BUCKETS];
 pub(super) struct Lives {
     /// Classes of a kind.
     each: usize,
+    /// Lives at an age from which on a class speaks more for itself than its kind does.
+    prior: f64,
+    /// What old counts keep with every update, so that the policy follows the traffic.
+    fade: f64,
     /// Lives that ended by a use at this age.
     used: Box<[Counts]>,
     /// Lives no longer followed at this age.
@@ -52,6 +52,8 @@ pub(super) struct Lives {
     /// Of `update`: lives that were watched through a bucket.
     watched: Box<[Counts]>,
     index: Box<[Counts]>,
+    /// The chance that a life ends by a use at all.
+    returns: Box<[f64]>,
 }
 
 /// Adds up a column of counts.
@@ -63,14 +65,17 @@ fn add(sum: &mut Counts, counts: &Counts) {
 
 impl Lives {
     /// Before anything is known, younger is better.
-    pub fn new(kinds: usize, each: usize) -> Self {
+    pub fn new(kinds: usize, each: usize, prior: f64, fade: f64) -> Self {
         let counts = |value: Counts| vec![value; kinds * each].into_boxed_slice();
         Self {
             each,
+            prior,
+            fade,
             used: counts([0.0; BUCKETS]),
             lost: counts([0.0; BUCKETS]),
             watched: counts([0.0; BUCKETS]),
             index: counts(std::array::from_fn(|bucket| 1.0 / (1.0 + start(bucket)))),
+            returns: vec![1.0; kinds * each].into_boxed_slice(),
         }
     }
 
@@ -86,6 +91,11 @@ impl Lives {
         self.index[class][bucket(age)]
     }
 
+    /// The chance that a life of this class ends by a use, while it is followed; 1 before anything is known.
+    pub fn returns(&self, class: usize) -> f64 {
+        self.returns[class]
+    }
+
     /// Makes the index anew. `going_on`: class and age of lives that have not ended, and how many lives each stands for.
     pub fn update(&mut self, going_on: impl Iterator<Item = (usize, u64, f64)>) {
         self.watch(going_on);
@@ -95,8 +105,9 @@ impl Lives {
             add(&mut all.1, watched);
         }
         let all: Counts = std::array::from_fn(|bucket| (all.0[bucket] + 0.1) / (all.1[bucket] + 2.0));
+        let prior = self.prior;
         let leaning = |(used, watched): (&Counts, &Counts), on: &Counts| -> Counts {
-            std::array::from_fn(|bucket| (used[bucket] + PRIOR * on[bucket]) / (watched[bucket] + PRIOR))
+            std::array::from_fn(|bucket| (used[bucket] + prior * on[bucket]) / (watched[bucket] + prior))
         };
         let classes = self.used.chunks(self.each).zip(self.watched.chunks(self.each));
         for ((used, watched), index) in classes.zip(self.index.chunks_mut(self.each)) {
@@ -108,8 +119,30 @@ impl Lives {
                 *index = gittins(&leaning(class, &kind));
             }
         }
+        self.count_returns();
         for counts in self.used.iter_mut().chain(self.lost.iter_mut()).flatten() {
-            *counts *= FADE;
+            *counts *= self.fade;
+        }
+    }
+
+    /// Of lives that ended, the shares that did by a use. While next to nothing was given up as lost, nothing is known of what does not
+    /// come back.
+    fn count_returns(&mut self) {
+        let sums = |counts: &[Counts]| counts.iter().flatten().sum::<f64>();
+        let prior = self.prior;
+        let leaning = |used: &[Counts], lost: &[Counts], on: f64| {
+            (sums(used) + prior * on) / (sums(used) + sums(lost) + prior)
+        };
+        if sums(&self.lost) < self.prior {
+            return self.returns.fill(1.0);
+        }
+        let all = leaning(&self.used, &self.lost, 1.0);
+        let classes = self.used.chunks(self.each).zip(self.lost.chunks(self.each));
+        for ((used, lost), returns) in classes.zip(self.returns.chunks_mut(self.each)) {
+            let kind = leaning(used, lost, all);
+            for (class, returns) in returns.iter_mut().enumerate() {
+                *returns = leaning(&used[class..=class], &lost[class..=class], kind);
+            }
         }
     }
 
@@ -183,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_block_in_a_usual_pause_is_worth_more_than_a_fresh_one_and_a_forgotten_one() {
-        let mut lives = Lives::new(1, 2);
+        let mut lives = Lives::new(1, 2, 32.0, 0.98);
         // Class 0 is wanted again after about 1,000 blocks in half of all cases, class 1 never.
         for _ in 0..500 {
             lives.used(0, 1000);
@@ -196,6 +229,11 @@ mod tests {
         assert!(index(0, 900) > 3.0 * index(0, 10), "the pause is nearly over");
         assert!(index(0, 10) > 3.0 * index(0, 5000), "the pause is long over");
         assert!(index(0, 10) > 10.0 * index(1, 10), "nobody wants the other class");
+        let returns = [0, 1].map(|class| lives.returns(class));
+        assert!(
+            (0.4..0.6).contains(&returns[0]) && returns[1] < 0.1,
+            "half of one, none of the other: {returns:?}"
+        );
     }
 
     #[test]
@@ -228,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_class_without_counts_is_like_its_kind() {
-        let mut lives = Lives::new(2, 2);
+        let mut lives = Lives::new(2, 2, 32.0, 0.98);
         for _ in 0..500 {
             lives.used(0, 100);
             lives.lost(2, 100_000);
@@ -240,8 +278,8 @@ mod tests {
 
     #[test]
     fn lives_that_go_on_count_as_watched_so_far() {
-        let mut few = Lives::new(1, 1);
-        let mut many = Lives::new(1, 1);
+        let mut few = Lives::new(1, 1, 32.0, 0.98);
+        let mut many = Lives::new(1, 1, 32.0, 0.98);
         (0..20).for_each(|_| few.used(0, 50));
         (0..20).for_each(|_| many.used(0, 50));
         few.update(std::iter::empty());

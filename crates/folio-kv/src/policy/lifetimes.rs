@@ -1,7 +1,7 @@
 //! Keeps what is most likely to be wanted soon, by lifetimes learned from the traffic itself.
 //!
 //! Owns: classes of blocks, ages, what one release tells about a request. Must never: assume a workload: its only constants
-//! are the resolution of the counts, how fast they fade, and how sure one must be to depart from the order of last use.
+//! are the resolution of the counts, how fast they fade, and how sure one must be to depart from the order of last use ([`LearningSettings`]).
 //!
 //! # The cost model
 //!
@@ -26,8 +26,16 @@
 //!
 //! Per class the deepest block of the run freed longest ago and of the run freed last: a class's value rises with age up
 //! to its usual pause and falls after it, so the least is at an end. A block with children is passed over. Of those, the
-//! least recently used goes unless another is worth less by more than `DOUBT`: where classes do not differ in truth, the
+//! least recently used goes unless another is worth less by more than [`LearningSettings::doubt`]: where classes do not differ in truth, the
 //! differences between their counts are noise, and following noise costs more than it can bring.
+//!
+//! # What is worth storing
+//!
+//! Content is written to tiers ([`EvictionPolicy::is_worth_storing`]) unless its class comes back less than once in twenty times
+//! ([`LearningSettings::least_return`]), by the lives that ended, with a use or forgotten: a session's end, though it was never hit,
+//! and not a single shot. What was said to be kept is written in any case. As long as nothing was forgotten, nothing is known not to
+//! come back: all is written. What was not written and comes back all the same is computed, and counts as any use does, so a class
+//! that was given up is found out when its traffic changes.
 //!
 //! # What learning costs
 //!
@@ -47,13 +55,32 @@ const STEPS: usize = 6;
 const CLASSES: usize = KINDS * STEPS;
 /// Runs looked at from an end before the class is passed over.
 const LOOK: usize = 8;
-/// The least recently used block goes unless another's value is lower by this share of it.
-const DOUBT: f64 = 0.15;
 /// The index is made anew whenever this share of the pool was freed, and never more often than every `UPDATE_LEAST` blocks.
 const UPDATE_SHARE: u64 = 2;
 const UPDATE_LEAST: u64 = 2048;
 /// Blocks, and ghosts, looked at by one update.
 const SAMPLE: usize = 16_384;
+
+/// How the counts are read. The defaults serve all traffic; others are there to be judged (`folio-sim`'s `retention_study`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LearningSettings {
+    /// The least recently used block goes unless another's value is lower by this share of it.
+    pub doubt: f64,
+    /// Lives at an age from which on a class speaks more for itself than its kind does.
+    pub prior: f64,
+    /// What old counts keep with every update of the index.
+    pub fade: f64,
+    /// Evicted contents that are remembered for each block of the pool.
+    pub ghosts_per_block: u32,
+    /// The chance to be wanted again from which on content is worth to be written to a tier.
+    pub least_return: f64,
+}
+
+impl Default for LearningSettings {
+    fn default() -> Self {
+        Self { doubt: 0.15, prior: 32.0, fade: 0.98, ghosts_per_block: 8, least_return: 0.05 }
+    }
+}
 
 /// 12 bytes a block. What does not fit is counted as the most that does; nothing is decided by such differences.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,6 +116,7 @@ struct Release {
 #[derive(Debug)]
 pub struct LearnedLifetimes {
     depth_cost: f64,
+    settings: LearningSettings,
     runs: Runs,
     states: Vec<BlockUse>,
     lives: Lives,
@@ -107,11 +135,16 @@ fn step(new: u16) -> u8 {
 impl LearnedLifetimes {
     /// `depth_cost`: what attention over one earlier block adds to the cost of computing a block, as a share of it.
     pub fn new(depth_cost: f64) -> Self {
+        Self::with_settings(depth_cost, LearningSettings::default())
+    }
+
+    pub fn with_settings(depth_cost: f64, settings: LearningSettings) -> Self {
         Self {
             depth_cost,
+            settings,
             runs: Runs::new(0, CLASSES),
             states: Vec::new(),
-            lives: Lives::new(KINDS, STEPS),
+            lives: Lives::new(KINDS, STEPS, settings.prior, settings.fade),
             ghosts: Ghosts::default(),
             now: 0,
             updated: 0,
@@ -153,6 +186,19 @@ impl LearnedLifetimes {
         self.lives.update(cached.chain(evicted));
     }
 
+    /// Of the request whose deepest block this is.
+    fn step(&self, deepest: BlockId) -> u8 {
+        let BlockUse { known, new, .. } = self.states[deepest.0 as usize];
+        step(if known { 0 } else { new })
+    }
+
+    /// Of a block that a request of this step frees.
+    fn class(&self, block: BlockId, meta: &BlockMeta, step: u8) -> u8 {
+        let before = self.states[block.0 as usize].before;
+        let kind = meta.hits.saturating_add(before.into()).min(KINDS as u32 - 1) as u8;
+        kind * STEPS as u8 + step
+    }
+
     /// What is lost with the block.
     fn value(&self, block: u32) -> f64 {
         let state = &self.states[block as usize];
@@ -177,7 +223,7 @@ impl EvictionPolicy for LearnedLifetimes {
     fn resize(&mut self, blocks: u32) {
         self.runs = Runs::new(blocks, CLASSES);
         self.states = vec![BlockUse::default(); blocks as usize];
-        self.ghosts = Ghosts::new(blocks as usize);
+        self.ghosts = Ghosts::new(blocks as usize, self.settings.ghosts_per_block);
     }
 
     fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
@@ -210,18 +256,21 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
         self.now += 1;
         self.update();
-        let BlockUse { before, known, new, .. } = self.states[block.0 as usize];
         // Freed right after its child, it is of the same release; else it is the deepest block of another.
         let follows = self.release.next == Some(block);
-        let step = if follows { self.release.step } else { step(if known { 0 } else { new }) };
-        let kind = meta.hits.saturating_add(before.into()).min(KINDS as u32 - 1) as u8;
-        let class = kind * STEPS as u8 + step;
+        let step = if follows { self.release.step } else { self.step(block) };
+        let class = self.class(block, meta, step);
         // In the same class too, it belongs to the child's run, the youngest there.
         let joins = follows && self.release.class == class;
         let state = &mut self.states[block.0 as usize];
         *state = BlockUse { since: self.now as u32, class, leaf: meta.children == 0, known: true, ..*state };
         self.runs.push(class.into(), block.0, joins);
         self.release = Release { next: meta.parent, class, step };
+    }
+
+    fn is_worth_storing(&self, block: BlockId, meta: &BlockMeta, deepest: BlockId) -> bool {
+        let class = self.class(block, meta, self.step(deepest));
+        self.lives.returns(class.into()) >= self.settings.least_return
     }
 
     fn prefetch(&self, blocks: &[BlockId]) {
@@ -262,7 +311,9 @@ impl EvictionPolicy for LearnedLifetimes {
             }
         }
         let victim = match (least, oldest) {
-            (Some((worth, least)), Some((_, value, _))) if worth < value * (1.0 - DOUBT) => Some(least),
+            (Some((worth, least)), Some((_, value, _))) if worth < value * (1.0 - self.settings.doubt) => {
+                Some(least)
+            }
             (_, oldest) => oldest.map(|(.., block)| block),
         };
         let any = || (0..CLASSES).find_map(|class| self.leaf(self.runs.oldest_first(class), usize::MAX));

@@ -29,7 +29,7 @@ mod lru;
 mod retaining;
 mod runs;
 
-pub use lifetimes::LearnedLifetimes;
+pub use lifetimes::{LearnedLifetimes, LearningSettings};
 pub use lru::LruLeafFirst;
 pub(crate) use retaining::Retaining;
 
@@ -68,6 +68,11 @@ pub trait EvictionPolicy: Send {
     fn on_hit(&mut self, _block: BlockId, _meta: &BlockMeta) {}
     /// The last reference to an indexed block is gone: it may be evicted from now on (once it has no children).
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta);
+    /// Whether the content of a block, in use by a request whose deepest block is `deepest`, will be wanted often enough, once it is
+    /// freed, for a tier to be given it.
+    fn is_worth_storing(&self, _block: BlockId, _meta: &BlockMeta, _deepest: BlockId) -> bool {
+        true
+    }
     /// These blocks will be used in this order: what is kept of them may be brought near.
     fn prefetch(&self, _blocks: &[BlockId]) {}
     /// A freed block is referenced again.

@@ -176,6 +176,11 @@ impl Retaining {
         }
     }
 
+    /// See [`EvictionPolicy::is_worth_storing`]. What somebody said is to be kept is.
+    pub fn is_worth_storing(&self, block: BlockId, meta: &BlockMeta, deepest: BlockId) -> bool {
+        self.level(block.0) > DEFAULT || self.policy.is_worth_storing(block, meta, deepest)
+    }
+
     /// See [`EvictionPolicy::prefetch`].
     pub fn prefetch(&self, blocks: &[BlockId]) {
         let touched =

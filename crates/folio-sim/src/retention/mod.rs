@@ -1,6 +1,6 @@
 //! How many blocks of recorded traffic each retention policy finds again.
 //!
-//! Owns: the traffic as block ids, the race of policies over it. Must never: re-implement the cache: every policy runs inside the
+//! Owns: the traffic as block ids, the race of policies over it (`workloads`: traffic to race on; `tiers`: with a tier behind the cache). Must never: re-implement the cache: every policy runs inside the
 //! real [`KvCache`], the offline optimum, too.
 //!
 //! The model, the same for every policy: requests one after another; a request finds its leading cached blocks, all of its
@@ -12,12 +12,15 @@
 
 mod optimum;
 mod rivals;
+pub mod tiers;
+pub mod workloads;
 
 use std::collections::HashMap;
 use std::io::BufRead;
 
 use folio_kv::{
-    BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LruLeafFirst, Root, TenantId,
+    BlockHashes, CacheConfig, EvictionPolicy, KvCache, LearnedLifetimes, LearningSettings, LruLeafFirst,
+    Root, TenantId,
 };
 use serde::Deserialize;
 
@@ -117,11 +120,20 @@ impl Policy {
 /// Blocks found in a cache of `blocks` blocks. A request that is larger than the cache finds what it finds and keeps nothing new,
 /// under every policy but the optimum.
 pub fn hits(trace: &BlockTrace, blocks: u32, policy: Policy) -> u64 {
-    let root = root(TenantId(0));
     let longest = trace.requests.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let room = if policy == Policy::Min { longest } else { 0 };
+    replay(trace, blocks, room, policy.begin(trace, &root(TenantId(0))))
+}
+
+/// The same under learned retention with other settings.
+pub fn hits_with(trace: &BlockTrace, blocks: u32, settings: LearningSettings) -> u64 {
+    replay(trace, blocks, 0, Box::new(LearnedLifetimes::with_settings(0.0, settings)))
+}
+
+fn replay(trace: &BlockTrace, blocks: u32, room: u32, policy: Box<dyn EvictionPolicy>) -> u64 {
+    let root = root(TenantId(0));
     let config = CacheConfig { blocks: blocks + room, block_tokens: 1, bytes_per_block: 1 };
-    let mut cache = KvCache::new(config, policy.begin(trace, &root));
+    let mut cache = KvCache::new(config, policy);
     let mut copies = Vec::new();
     for ids in &trace.requests {
         let length = ids.len() as u32;

@@ -130,6 +130,7 @@ pub struct RemoteStore {
 #[derive(Default)]
 struct RemoteCounts {
     bytes_written: AtomicU64,
+    payload_written: AtomicU64,
     misses: [AtomicU64; Miss::ALL.len()],
     answered: AtomicU64,
     late: AtomicU64,
@@ -348,6 +349,7 @@ impl RemoteStore {
         self.ask(|objects| objects.put(&piece.name, value, replace, limit)).ok()?;
         self.known.insert(&piece.name);
         self.counts.bytes_written.fetch_add(value.len() as u64, Relaxed);
+        self.counts.payload_written.fetch_add((contents.len() * length) as u64, Relaxed);
         Some(contents.len() * length)
     }
 }
@@ -457,6 +459,7 @@ impl Store for RemoteStore {
             off: self.breaker.reason(),
             blocks: self.known.len() as u64,
             bytes_written: get(&counts.bytes_written),
+            payload_written: get(&counts.payload_written),
             misses: misses.map(|miss| (miss.name(), get(&counts.misses[miss as usize]))).collect(),
             requests: vec![
                 ("answered", get(&counts.answered)),

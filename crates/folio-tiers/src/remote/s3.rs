@@ -27,6 +27,11 @@ const LIMITS: ObjectLimits = ObjectLimits {
 };
 /// Behind that a signed request is worth nothing.
 const SIGNED_FOR: Duration = Duration::from_secs(300);
+/// What AWS asks for S3 Standard in its cheapest regions, in billionths of a dollar: for a request that reads, for one that writes, and for a
+/// MiB that is kept for a month. What is kept is paid for when it is written, as if a rule had it expire after a month.
+const READ_PRICE: u64 = 400;
+const WRITE_PRICE: u64 = 5000;
+const MIB_MONTH_PRICE: u64 = 22_461;
 /// Of an answer that says no, so much is read, so that its connection is of use again.
 const REFUSAL_BYTES: u64 = 16 << 10;
 
@@ -44,6 +49,8 @@ pub struct S3Config {
     pub authorities: Option<Vec<u8>>,
     /// The most requests in any 24 hours.
     pub requests_per_day: Option<u64>,
+    /// A thirtieth of it is the most that is spent in any 24 hours, by the prices above.
+    pub dollars_per_month: Option<f64>,
 }
 
 /// See the module documentation.
@@ -53,6 +60,8 @@ pub struct S3 {
     credentials: Option<Credentials>,
     prefix: String,
     requests: Mutex<Wear>,
+    /// Billionths of a dollar.
+    spent: Mutex<Wear>,
 }
 
 impl fmt::Debug for S3 {
@@ -151,17 +160,23 @@ impl S3 {
         }
         let agent = agent.build().into();
         let requests = Mutex::new(Wear::new(config.requests_per_day));
-        Ok(Self { agent, bucket, credentials, prefix: address.prefix, requests })
+        let spent = config.dollars_per_month.map(|dollars| (dollars * 1e9 / 30.0) as u64);
+        let spent = Mutex::new(Wear::new(spent));
+        Ok(Self { agent, bucket, credentials, prefix: address.prefix, requests, spent })
     }
 
     fn key(&self, name: &Name) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// Counts a request, and says where it goes.
-    fn signed<'a>(&self, action: impl S3Action<'a>) -> Result<String, Fault> {
-        if !self.requests.lock().unwrap_or_else(PoisonError::into_inner).take(1) {
+    /// Counts a request and what it costs, and says where it goes.
+    fn signed<'a>(&self, action: impl S3Action<'a>, price: u64) -> Result<String, Fault> {
+        let take = |of: &Mutex<Wear>, n| of.lock().unwrap_or_else(PoisonError::into_inner).take(n);
+        if !take(&self.requests, 1) {
             return Err(Fault::Refused("the requests that may be made in a day are used up".into()));
+        }
+        if !take(&self.spent, price) {
+            return Err(Fault::Refused("what may be spent in a day is spent".into()));
         }
         Ok(action.sign(SIGNED_FOR).to_string())
     }
@@ -188,7 +203,7 @@ impl S3 {
 
     fn head(&self, name: &Name, limit: Duration) -> Result<bool, Fault> {
         let key = self.key(name);
-        let url = self.signed(self.bucket.head_object(self.credentials.as_ref(), &key))?;
+        let url = self.signed(self.bucket.head_object(self.credentials.as_ref(), &key), READ_PRICE)?;
         let request = self.agent.head(url).config().timeout_global(Some(limit)).build();
         let answer = request.call().map_err(|error| self.fault(&error))?;
         match answer.status() {
@@ -233,7 +248,7 @@ impl Objects for S3 {
 
     fn get(&self, name: &Name, range: Range<usize>, limit: Duration) -> Result<Option<Vec<u8>>, Fault> {
         let key = self.key(name);
-        let url = self.signed(self.bucket.get_object(self.credentials.as_ref(), &key))?;
+        let url = self.signed(self.bucket.get_object(self.credentials.as_ref(), &key), READ_PRICE)?;
         let request = self.agent.get(url).config().timeout_global(Some(limit)).build();
         let request = request.header("range", format!("bytes={}-{}", range.start, range.end - 1));
         let mut answer = request.call().map_err(|error| self.fault(&error))?;
@@ -252,7 +267,8 @@ impl Objects for S3 {
 
     fn put(&self, name: &Name, value: &[u8], replace: bool, limit: Duration) -> Result<(), Fault> {
         let key = self.key(name);
-        let url = self.signed(self.bucket.put_object(self.credentials.as_ref(), &key))?;
+        let price = WRITE_PRICE + value.len() as u64 * MIB_MONTH_PRICE / (1 << 20);
+        let url = self.signed(self.bucket.put_object(self.credentials.as_ref(), &key), price)?;
         let mut request = self.agent.put(url).config().timeout_global(Some(limit)).build();
         if !replace {
             request = request.header("if-none-match", "*");
@@ -267,7 +283,7 @@ impl Objects for S3 {
     }
 
     fn ping(&self, limit: Duration) -> Result<(), Fault> {
-        let url = self.signed(self.bucket.head_bucket(self.credentials.as_ref()))?;
+        let url = self.signed(self.bucket.head_bucket(self.credentials.as_ref()), READ_PRICE)?;
         let request = self.agent.head(url).config().timeout_global(Some(limit)).build();
         let answer = request.call().map_err(|error| self.fault(&error))?;
         match answer.status() {

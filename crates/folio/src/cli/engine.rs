@@ -321,6 +321,10 @@ pub struct RemoteKvArgs {
     #[arg(long, env = "FOLIO_REMOTE_KV_REQUESTS_PER_DAY", value_name = "N", requires = "remote_kv")]
     pub remote_kv_requests_per_day: Option<u64>,
 
+    /// Most dollars that s3:// may cost in a month, by the prices of S3 Standard: a thirtieth in 24 hours [default: no limit]
+    #[arg(long, env = "FOLIO_REMOTE_KV_DOLLARS_PER_MONTH", value_name = "DOLLARS", requires = "remote_kv")]
+    pub remote_kv_dollars_per_month: Option<f64>,
+
     /// Threads that carry blocks to the server and back, a value at a time each
     #[arg(long, env = "FOLIO_REMOTE_KV_THREADS", value_name = "N", requires = "remote_kv", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub remote_kv_threads: u16,

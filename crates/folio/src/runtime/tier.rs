@@ -128,8 +128,8 @@ fn objects(
     let secret = |text: &str| Secret(text.to_owned());
     let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     if !url.starts_with("s3:") {
-        if args.remote_kv_requests_per_day.is_some() {
-            bail!("--remote-kv-requests-per-day is for s3:// only");
+        if args.remote_kv_requests_per_day.is_some() || args.remote_kv_dollars_per_month.is_some() {
+            bail!("--remote-kv-requests-per-day and --remote-kv-dollars-per-month are for s3:// only");
         }
         let password = args.remote_kv_password.as_deref().map(secret);
         return Ok(Arc::new(Valkey::new(&ValkeyConfig { url: secret(url), password, authorities })?));
@@ -147,6 +147,11 @@ fn objects(
         (None, None) => None,
         _ => bail!("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together: give both"),
     };
+    if let Some(dollars) =
+        args.remote_kv_dollars_per_month.filter(|dollars| *dollars <= 0.0 || dollars.is_nan())
+    {
+        bail!("--remote-kv-dollars-per-month is more than 0, not {dollars}");
+    }
     let config = S3Config {
         url: secret(url),
         credentials,
@@ -154,6 +159,7 @@ fn objects(
         region: given("AWS_REGION").or_else(|| given("AWS_DEFAULT_REGION")),
         authorities,
         requests_per_day: args.remote_kv_requests_per_day,
+        dollars_per_month: args.remote_kv_dollars_per_month,
     };
     Ok(Arc::new(S3::new(&config)?))
 }

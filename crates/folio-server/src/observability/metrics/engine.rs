@@ -96,6 +96,7 @@ impl Collector for EngineCollector {
                     };
                     Samples::Counters(tiers.iter().zip(loads).flat_map(of).collect())
                 }
+                "folio:unstored_blocks_total" => Samples::Counter(stats.counters.unstored_blocks),
                 "folio:prefetches_total" => {
                     let counts = stats.counters.prefetches;
                     let outcomes = [
@@ -163,7 +164,10 @@ fn tier_counters(name: &str, tier: &TierStats) -> Vec<(Labels, u64)> {
                 ("dropped", tier.blocks_dropped),
             ],
         ),
-        "folio:tier_bytes_total" => by("direction", &[("out", tier.bytes_written), ("in", tier.bytes_read)]),
+        "folio:tier_bytes_total" => by(
+            "direction",
+            &[("out", tier.bytes_written), ("payload", tier.payload_written), ("in", tier.bytes_read)],
+        ),
         "folio:tier_misses_total" => by("reason", &tier.misses),
         "folio:tier_requests_total" => by("outcome", &tier.requests),
         other => unreachable!("{other} is in the table above but has no figure"),
