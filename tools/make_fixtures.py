@@ -20,13 +20,19 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
     AutoModelForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -35,20 +41,40 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -117,6 +143,13 @@ def latent(**changes):
                           first_k_dense_replace=1, routed_scaling_factor=2.5), **changes})
 
 
+def with_eps(name, **changes):
+    """The epsilon of norms under another name."""
+    settings = base(**changes)
+    settings[name] = settings.pop("rms_norm_eps")
+    return settings
+
+
 MIXTURE = dict(moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=2)
 TINY_VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, spatial_merge_size=1,
                    temporal_patch_size=1, out_hidden_size=32, num_position_embeddings=4)
@@ -127,6 +160,7 @@ PHI4_HALF = 6  # rotated pairs: head_dim 16 * 0.75 / 2
 #   old: config.json in the style of transformers 4
 #   rename: fields that were called otherwise in transformers 4
 #   drop: fields removed from config.json, because checkpoints in the wild lack them
+#   extra: fields added to config.json
 #   shard: largest shard, when the checkpoint is to be sharded
 #   stacked: experts are stored as in the released checkpoints, all in one tensor; transformers writes them apart
 #   cases: (prompt length, max_model_len given to Folio or None)
@@ -311,6 +345,83 @@ FAMILIES = {
                              mlp_layer_types=["dense", "sparse", "sparse"],
                              rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
                       torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # As GLM-4.5: attention over whole heads, of which half is rotated.
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM,
+                 base(num_key_value_heads=2, hidden_size=40, head_dim=16, num_hidden_layers=3, intermediate_size=56,
+                      attention_bias=True, use_qk_norm=True, moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3,
+                      n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True,
+                      routed_scaling_factor=2.5, tie_word_embeddings=False,
+                      rope_parameters=dict(rope_type="default", rope_theta=1000000.0, partial_rotary_factor=0.5)),
+                 torch.bfloat16, dict(margin=SMALL_MARGIN, old=True)),
+    # As GLM-4.5-Air: no norm of q and k.
+    "glm4_moe_air": (Glm4MoeConfig, Glm4MoeForCausalLM,
+                     base(num_key_value_heads=1, hidden_size=32, head_dim=16, num_hidden_layers=2, intermediate_size=56,
+                          attention_bias=True, use_qk_norm=False, moe_intermediate_size=20, n_routed_experts=6,
+                          num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=1.0,
+                          tie_word_embeddings=False),
+                     torch.float16, dict(margin=SMALL_MARGIN)),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM,
+              base(num_key_value_heads=2, hidden_size=40, intermediate_size=64, rms_norm_eps=1e-6, rope_theta=500000.0,
+                   tie_word_embeddings=False), torch.bfloat16, dict(old=True)),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM,
+              base(num_key_value_heads=2, hidden_size=40, intermediate_size=64, num_hidden_layers=4, rms_norm_eps=1e-6,
+                   sliding_window=13, tie_word_embeddings=False,
+                   rope_parameters=dict(
+                       full_attention=dict(rope_type="yarn", rope_theta=500000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0,
+                                           attention_factor=1.2079441541679836, original_max_position_embeddings=32),
+                       sliding_attention=dict(rope_type="default", rope_theta=500000.0))),
+              torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(70, None)])),
+    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM,
+                   base(num_key_value_heads=2, hidden_size=32, intermediate_size=20, num_local_experts=6, num_experts_per_tok=2,
+                        embedding_multiplier=0.375, residual_multiplier=0.75, attention_multiplier=0.2, logits_scaling=6.0,
+                        rms_norm_eps=1e-6, tie_word_embeddings=True),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "granitemoeshared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
+                         base(num_key_value_heads=2, hidden_size=32, intermediate_size=20, num_local_experts=5,
+                              num_experts_per_tok=2, shared_intermediate_size=28, embedding_multiplier=0.375,
+                              residual_multiplier=0.75, attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-6,
+                              tie_word_embeddings=True),
+                         torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM,
+                   base(num_key_value_heads=2, hidden_size=32, head_dim=12, intermediate_size=20, num_local_experts=8,
+                        num_experts_per_tok=3, rms_norm_eps=1e-6, rotary_dim=6, rope_theta=5000000.0, tie_word_embeddings=False),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["rope_parameters"], extra=dict(rope_theta=5000000.0))),
+    "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM,
+                     base(num_key_value_heads=2, hidden_size=32, intermediate_size=56, num_hidden_layers=3,
+                          moe_intermediate_size=20, moe_k=3, moe_num_experts=8, moe_num_shared_experts=2, moe_layer_start_index=1,
+                          use_bias=False, tie_word_embeddings=True, rope_theta=500000.0),
+                     torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "hunyuan_v1_dense": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM,
+                         base(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=64, tie_word_embeddings=True,
+                              rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=50.0, factor=1.0)),
+                         torch.bfloat16, dict(margin=SMALL_MARGIN, old=True)),
+    "hunyuan_v1_moe": (HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM,
+                       base(num_key_value_heads=2, hidden_size=32, head_dim=12, intermediate_size=20, num_experts=6, moe_topk=[2, 2],
+                            tie_word_embeddings=True,
+                            rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=50.0, factor=1.0)),
+                       torch.bfloat16, dict(margin=SMALL_MARGIN, old=True)),
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM,
+                with_eps("layer_norm_eps", num_key_value_heads=2, hidden_size=48, intermediate_size=64, num_hidden_layers=4,
+                         sliding_window=13, logit_scale=0.25, rope_theta=50000.0, tie_word_embeddings=True),
+                torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(60, None)])),
+    "apertus": (ApertusConfig, ApertusForCausalLM,
+                base(num_key_value_heads=2, hidden_size=40, intermediate_size=64, tie_word_embeddings=False,
+                     rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+                                          high_freq_factor=4.0, original_max_position_embeddings=32)),
+                torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # Three convolutions and two layers of attention; the width of the feed-forward part is made from another.
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM,
+             with_eps("norm_eps", num_key_value_heads=2, hidden_size=40, intermediate_size=100, num_hidden_layers=5,
+                      layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], block_multiple_of=16,
+                      block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, tie_word_embeddings=True,
+                      rope_theta=1000000.0),
+             torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM,
+                 with_eps("norm_eps", num_key_value_heads=2, hidden_size=32, intermediate_size=56, num_hidden_layers=4,
+                          layer_types=["conv", "full_attention", "conv", "conv"], num_dense_layers=1, moe_intermediate_size=20,
+                          num_experts=8, num_experts_per_tok=3, routed_scaling_factor=1.5, tie_word_embeddings=True,
+                          rope_theta=1000000.0),
+                 torch.bfloat16, dict(margin=SMALL_MARGIN)),
 }
 
 
@@ -330,17 +441,23 @@ def randomize(model, seed):
             elif name.endswith("A_log"):
                 # States that last from two tokens to many.
                 parameter.copy_(noise - 1.5)
-            elif name.endswith("conv1d.weight"):
+            elif name.endswith(("conv1d.weight", "conv.conv.weight")):
                 parameter.copy_(0.8 * noise)
             elif name.endswith("sinks"):
                 parameter.copy_(1.0 + noise)
+            elif name.endswith("e_score_correction_bias"):
+                # Added to shares of one.
+                parameter.copy_(0.1 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif name.endswith(("alpha_p", "alpha_n")):
+                parameter.copy_(0.5 * noise)
             elif "shared_experts" in name:
                 parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
             elif "experts" in name:
                 # gpt-oss has columns before rows.
-                rows_first = type(model).__name__.startswith(("Qwen3", "Deepseek", "Glm4"))
+                rows_first = type(model).__name__.startswith(
+                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2"))
                 columns = parameter.shape[2 if rows_first else 1]
                 parameter.copy_(noise * (1.6 / columns ** 0.5))
             elif hasattr(model.config, "text_config") and "language_model" not in name:
@@ -353,7 +470,7 @@ def randomize(model, seed):
             else:
                 parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 # Below zero for some experts, so that what a router puts in the place of those that are dropped shows.
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator) - 0.5)
 
@@ -392,7 +509,7 @@ def make(name):
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype).to(torch.float32))
             for part, buffer in model.named_buffers():
-                if part.endswith("e_score_correction_bias"):
+                if part.endswith(("e_score_correction_bias", "expert_bias")):
                     buffer.copy_(buffer.to(dtype).to(torch.float32))
             # A model that runs in its own type scales embeddings by a number of that type.
             for module in model.modules():
@@ -480,6 +597,7 @@ def rewrite_config(path, dtype, options):
         config[before] = config.pop(field)
     for field in options.get("drop", []):
         config.pop(field, None)
+    config.update(options.get("extra", {}))
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 

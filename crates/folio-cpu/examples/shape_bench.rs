@@ -135,6 +135,7 @@ impl Bench {
                 rope: Some(RopeId(0)),
                 q_norm: None,
                 k_norm: None,
+                norm_last: false,
                 norm_eps: 0.0,
             });
             let mut linear = |rows, cols, x, out, add| Op::Linear {

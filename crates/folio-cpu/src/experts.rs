@@ -267,8 +267,13 @@ impl Task for Route<'_> {
                 std::slice::from_raw_parts_mut(self.route, 2 * chosen),
             )
         };
-        if routing.is_sigmoid() {
-            sigmoids::<S>(scores);
+        match routing {
+            Routing::Sigmoid | Routing::SigmoidAmongChosen => sigmoids::<S>(scores),
+            Routing::SharesAmongChosen => {
+                let sum = exps_in_place::<S>(scores, largest(scores));
+                scores.iter_mut().for_each(|score| *score /= sum);
+            }
+            Routing::AmongChosen | Routing::AmongAll => {}
         }
         let (values, numbers) = route.split_at_mut(chosen);
         self.choose(scores, values, numbers);
@@ -284,7 +289,10 @@ impl Task for Route<'_> {
             }
             Routing::AmongChosen => exps_in_place::<S>(values, largest(values)),
             Routing::Sigmoid => 1.0,
-            Routing::SigmoidAmongChosen => values.iter().fold(0.0, |sum, value| sum + value) + Routing::EPS,
+            Routing::SigmoidAmongChosen => {
+                values.iter().fold(0.0, |sum, value| sum + value) + self.spec.sum_eps
+            }
+            Routing::SharesAmongChosen => values.iter().fold(0.0, |sum, value| sum + value),
         };
         values.iter_mut().for_each(|value| *value = *value / sum * self.spec.scale);
     }
@@ -477,6 +485,7 @@ mod tests {
             routing,
             choice_bias: None,
             groups: None,
+            sum_eps: 0.0,
             scale: 1.0,
             inner: 1,
             activation: Activation::Silu,
@@ -548,6 +557,28 @@ mod tests {
                 assert_eq!(biased(isa, &spec, &logits, Some(&bias)), (numbers.clone(), weights.clone()));
             }
         }
+    }
+
+    #[test]
+    fn shares_and_biases_choose_and_only_shares_weigh() {
+        let logits = [0.5f32, -1.0, 2.0, 0.25];
+        let bias = [0.0, 1.0, -1.0, 0.25];
+        let spec = spec(4, 2, Routing::SharesAmongChosen);
+        // Shares 0.15, 0.03, 0.69, 0.12.
+        let (numbers, weights) = biased(Isa::Scalar, &spec, &logits, Some(&bias));
+        assert_eq!(numbers, [1, 3]);
+        let [a, b] = [(-1.0f32).exp(), 0.25f32.exp()];
+        assert!((weights[0] - a / (a + b)).abs() < 1e-6 && (weights[1] - b / (a + b)).abs() < 1e-6);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            assert_eq!(biased(isa, &spec, &logits, Some(&bias)), (numbers.clone(), weights.clone()));
+        }
+    }
+
+    #[test]
+    fn what_is_added_to_the_sum_of_sigmoids_lowers_weights() {
+        let spec = ExpertsSpec { sum_eps: 1.0, ..spec(2, 2, Routing::SigmoidAmongChosen) };
+        let (_, weights) = route(Isa::Scalar, &spec, &[0.0, 0.0]);
+        assert_eq!(weights, [0.25, 0.25]);
     }
 
     /// The best expert of a group that is dropped is not chosen, nor is one of it sooner than those of a kept group below zero.

@@ -105,7 +105,8 @@ impl Step<'_> {
         dispatch(self.isa, Normalize { x: k, width: key_dim, scale: 1.0 });
         let (decay, step_bias) = (self.vector(spec.decay), self.vector(spec.step_bias));
         let each = value_heads / key_heads;
-        for head in head * each..(head + 1) * each {
+        for at in 0..each {
+            let head = if spec.tiled { at * key_heads + head } else { head * each + at };
             // SAFETY: the row of gates has two for each value head, and these are this worker's.
             let (learns, keeps) = unsafe { (&mut *gates.add(head), &mut *gates.add(value_heads + head)) };
             let x = f64::from(*keeps) + f64::from(step_bias[head]);
@@ -143,7 +144,7 @@ impl Step<'_> {
     }
 }
 
-/// One position of some channels of a convolution, and SiLU.
+/// One position of some channels of a convolution, and perhaps SiLU.
 struct Convolve {
     x: *mut f32,
     weight: *const f32,
@@ -159,7 +160,7 @@ impl Task for Convolve {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let Self { x, weight, states, position, spec, channels } = self;
-        let ConvolutionSpec { channels: all, taps, .. } = spec;
+        let ConvolutionSpec { channels: all, taps, silu, .. } = spec;
         let (kept, own) = (taps - 1, states.own);
         for c in channels.clone().step_by(LANES) {
             let n = LANES.min(channels.end - c);
@@ -184,7 +185,8 @@ impl Task for Convolve {
                 let input = S::load_part(x.add(c), n);
                 sum = S::fma(input, S::load_part(weight.add(kept * all + c), n), sum);
                 S::store_part(own.add(position % kept * all + c), n, input);
-                S::store_part(x.add(c), n, gated::<S>(Activation::Silu, sum, S::splat(1.0)));
+                let out = if silu { gated::<S>(Activation::Silu, sum, S::splat(1.0)) } else { sum };
+                S::store_part(x.add(c), n, out);
             }
         }
     }
@@ -248,7 +250,7 @@ impl<const T: usize> Task for DeltaRow<'_, T> {
         let at = head * DeltaSpec::head_values(key_dim, value_dim) + column * key_dim;
         let own = states.own.wrapping_add(at);
         let before = states.before.map(|before| before.wrapping_add(at));
-        let q = qkv.row(row).wrapping_add(head * key_heads / value_heads * key_dim).cast_const();
+        let q = qkv.row(row).wrapping_add(spec.key_head(head) * key_dim).cast_const();
         let k = q.wrapping_add(keys);
         let v = qkv.row(row).wrapping_add(2 * keys + head * value_dim + column).cast_const();
         let out = out.row(row).wrapping_add(head * value_dim + column);

@@ -71,6 +71,107 @@ impl Task for RmsNorm {
     }
 }
 
+/// `out = x - mean(x)`; `out` may be `x`.
+pub(crate) struct Center {
+    pub(crate) x: *const f32,
+    pub(crate) width: usize,
+    pub(crate) out: *mut f32,
+}
+
+impl Task for Center {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, width, out } = self;
+        let mut sum = S::splat(0.0);
+        // SAFETY: who makes the task promises `width` values behind `x` and `out`.
+        unsafe {
+            for i in (0..width).step_by(LANES) {
+                sum = S::add(sum, S::load_part(x.add(i), LANES.min(width - i)));
+            }
+            let mean = S::splat(S::sum(sum) / width as f32);
+            for i in (0..width).step_by(LANES) {
+                let n = LANES.min(width - i);
+                S::store_part(out.add(i), n, S::sub(S::load_part(x.add(i), n), mean));
+            }
+        }
+    }
+}
+
+/// `x *= by`
+pub(crate) struct Multiply {
+    pub(crate) x: *mut f32,
+    pub(crate) by: *const f32,
+    pub(crate) width: usize,
+}
+
+impl Task for Multiply {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for i in (0..self.width).step_by(LANES) {
+            let n = LANES.min(self.width - i);
+            // SAFETY: who makes the task promises `width` values behind both.
+            unsafe {
+                let (x, by) = (S::load_part(self.x.add(i), n), S::load_part(self.by.add(i), n));
+                S::store_part(self.x.add(i), n, S::mul(x, by));
+            }
+        }
+    }
+}
+
+/// What xIELU is made of: factors above and below 0, the slope in 0, and where the exponential stops growing.
+#[derive(Clone, Copy)]
+pub(crate) struct Curve {
+    above: f32,
+    below: f32,
+    beta: f32,
+    eps: f32,
+}
+
+/// [`Op::XIelu`](folio_model::program::Op::XIelu) of a row.
+pub(crate) struct XIelu {
+    pub(crate) curve: Curve,
+    pub(crate) x: *mut f32,
+    pub(crate) width: usize,
+}
+
+impl XIelu {
+    /// `weight` is `[alpha_p, alpha_n, beta, eps]`.
+    pub(crate) fn curve(weight: &[f32]) -> Curve {
+        let softplus = |x: f32| {
+            let x = f64::from(x);
+            (x.max(0.0) + (-x.abs()).exp().ln_1p()) as f32
+        };
+        let [beta, eps] = [weight[2], weight[3]];
+        Curve { above: softplus(weight[0]), below: beta + softplus(weight[1]), beta, eps }
+    }
+}
+
+impl Task for XIelu {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Curve { above, below, beta, eps } = self.curve;
+        let [above, below, beta, eps] = [above, below, beta, eps].map(|value| S::splat(value));
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        for i in (0..self.width).step_by(LANES) {
+            let n = LANES.min(self.width - i);
+            // SAFETY: who makes the task promises `width` values behind `x`.
+            unsafe {
+                let x = S::load_part(self.x.add(i), n);
+                let square = S::mul(above, S::mul(x, x));
+                let grown = S::sub(exp::<S>(S::select_lt(x, eps, x, eps)), one);
+                let bent = S::mul(below, S::sub(grown, x));
+                S::store_part(self.x.add(i), n, S::fma(beta, x, S::select_lt(zero, x, square, bent)));
+            }
+        }
+    }
+}
+
 /// `x = cap * tanh(x / cap)` over `count` values.
 pub(crate) struct Softcap {
     pub(crate) cap: f32,
@@ -225,6 +326,44 @@ mod tests {
                 };
                 assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{g}: {}", got[i]);
             }
+        }
+    }
+
+    #[test]
+    fn rows_are_centered_and_multiplied_the_same_everywhere() {
+        for width in [1, 15, 16, 33, 576] {
+            let (x, by) = (inputs(width, 3.0), inputs(width, 0.7));
+            let got = agree(&format!("center of {width}"), |isa| {
+                let mut out = vec![0.0; width];
+                dispatch(isa, Center { x: x.as_ptr(), width, out: out.as_mut_ptr() });
+                dispatch(isa, Multiply { x: out.as_mut_ptr(), by: by.as_ptr(), width });
+                out
+            });
+            let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+            for i in 0..width {
+                let want = (f64::from(x[i]) - mean) * f64::from(by[i]);
+                assert!((f64::from(got[i]) - want).abs() <= 2e-6, "width {width}: {} is not {want}", got[i]);
+            }
+        }
+    }
+
+    #[test]
+    fn xielu_is_the_same_everywhere_and_right() {
+        let (x, weight) = (inputs(1009, 20.0), [0.4f32, -0.7, 0.5, -1e-6]);
+        let got = agree("xIELU", |isa| {
+            let mut out = x.clone();
+            let (width, curve) = (out.len(), XIelu::curve(&weight));
+            dispatch(isa, XIelu { curve, x: out.as_mut_ptr(), width });
+            out
+        });
+        let softplus = |x: f32| f64::from(x).exp().ln_1p();
+        for (x, got) in x.iter().zip(&got) {
+            let x = f64::from(*x);
+            let want = match x > 0.0 {
+                true => softplus(0.4) * x * x + 0.5 * x,
+                false => (0.5 + softplus(-0.7)) * (x.min(-1e-6).exp_m1() - x) + 0.5 * x,
+            };
+            assert!((f64::from(*got) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{x}: {got} is not {want}");
         }
     }
 

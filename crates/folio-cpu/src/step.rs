@@ -21,7 +21,7 @@ use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Split, Worker};
-use crate::rows::{RmsNorm, Softcap, rotary_table, rotate};
+use crate::rows::{Center, Multiply, RmsNorm, Softcap, XIelu, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
 use crate::stages::{Product, Stage};
 
@@ -198,6 +198,32 @@ impl Step<'_> {
                 self.gated_rms_norm(worker, self.buf(x), self.buf(gate), weight, eps);
             }
             Op::SigmoidGate { x, gate } => self.sigmoid_gate(worker, self.buf(x), self.buf(gate)),
+            Op::Multiply { x, by } => {
+                let (x, by) = (self.buf(x), self.buf(by));
+                for row in worker.share(self.rows(), 1) {
+                    dispatch(self.isa, Multiply { x: x.row(row), by: by.row(row), width: x.width });
+                }
+            }
+            Op::Center { x, out } => {
+                let (x, out) = (self.buf(x), self.buf(out));
+                for row in worker.share(self.rows(), 1) {
+                    dispatch(self.isa, Center { x: x.row(row), width: x.width, out: out.row(row) });
+                }
+            }
+            Op::NormPart { x, first, weight, eps } => {
+                let (x, width) = (self.buf(x), self.vectors[weight.0 as usize].0);
+                let weight = self.vector(weight).as_ptr();
+                for row in worker.share(self.rows(), 1) {
+                    let part = x.row(row).wrapping_add(first);
+                    dispatch(self.isa, RmsNorm { x: part, weight, eps, width, out: part });
+                }
+            }
+            Op::XIelu { x, weight } => {
+                let (x, curve) = (self.buf(x), XIelu::curve(self.vector(weight)));
+                for row in worker.share(self.rows(), 1) {
+                    dispatch(self.isa, XIelu { curve, x: x.row(row), width: x.width });
+                }
+            }
             Op::HeadLinear { x, weight, heads, out } => {
                 self.head_linear(worker, (self.buf(x), self.buf(out)), weight, heads, &claims[0]);
             }
@@ -300,15 +326,21 @@ impl Step<'_> {
         let values = unsafe { std::slice::from_raw_parts_mut(start, dim) };
         let (keys, is_value) = (spec.heads..spec.heads + spec.kv_heads, head >= spec.heads + spec.kv_heads);
         if !is_value {
-            if let Some(norm) = if keys.contains(&head) { spec.k_norm } else { spec.q_norm } {
-                let weight = self.vector(norm).as_ptr();
-                dispatch(self.isa, RmsNorm { x: start, weight, eps: spec.norm_eps, width: dim, out: start });
-            }
+            let norm = if keys.contains(&head) { spec.k_norm } else { spec.q_norm };
+            let normalize = |now: bool| {
+                if let Some(norm) = norm.filter(|_| now) {
+                    let weight = self.vector(norm).as_ptr();
+                    let norm = RmsNorm { x: start, weight, eps: spec.norm_eps, width: dim, out: start };
+                    dispatch(self.isa, norm);
+                }
+            };
+            normalize(!spec.norm_last);
             if let Some(rope) = spec.rope {
                 let table = self.buffers.rotary[rope.0 as usize].view();
                 // SAFETY: written in `prepare`, a barrier ago.
                 rotate(values, unsafe { std::slice::from_raw_parts(table.row(row), table.width) });
             }
+            normalize(spec.norm_last);
         }
         if head < spec.heads {
             return;

@@ -226,6 +226,30 @@ fn windows_soft_caps_and_sinks_agree_with_themselves_and_with_the_reference() {
     }
 }
 
+/// What few families have: whole rows of q and k are normalized together, heads behind the rotation, means are subtracted.
+#[test]
+fn other_norms_and_curves_agree_with_themselves_and_with_the_reference() {
+    let others = Spec { others: true, kv: KvFormat::F32, vocab: 37, max_rows: 128, ..Spec::default() };
+    for spec in
+        [Spec { hidden: 41, ffn: 23, ..others.clone() }, Spec { weights: DType::F32, heads: 6, ..others }]
+    {
+        let len = 70;
+        let sequence = Sequence::new(&spec, 29, len, 0);
+        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, len, spec.vocab);
+        for isa in isas() {
+            for (threads, chunk) in [(1, 1), (3, 7), (2, len)] {
+                let logits = run_chunks(&mut cpu(&spec, 8, threads, isa), &sequence, chunk, spec.vocab);
+                let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");
+                assert_same_bits(&what, &logits, &oracle, spec.vocab);
+            }
+        }
+        let mut reference = ReferenceBackend::new();
+        load(&mut reference, &spec, 8);
+        let expected = run_chunks(&mut reference, &sequence, len, spec.vocab);
+        close(&format!("{spec:?}"), &oracle, &expected, 1e-4);
+    }
+}
+
 /// Few experts and many, all of them chosen and one; widths that are no whole tiles, so that experts share panels; steps small
 /// enough that workers pack for themselves, and large enough that an expert has several groups of rows.
 #[test]

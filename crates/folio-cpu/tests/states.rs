@@ -77,12 +77,14 @@ impl Net {
                 state: state(0),
                 channels: self.channels(),
                 taps,
+                silu: taps % 2 == 0,
                 weight: vector(backend, taps * self.channels(), 0.0, 1.0),
             });
             program.delta.push(DeltaSpec {
                 state: state(ConvolutionSpec::state_values(self.channels(), taps)),
                 key_heads,
                 value_heads,
+                tiled: layer == 1,
                 key_dim,
                 value_dim,
                 decay: vector(backend, value_heads, -0.3, 0.29),

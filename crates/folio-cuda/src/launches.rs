@@ -301,6 +301,10 @@ impl Launches<'_> {
             | Op::DeltaRule { .. }
             | Op::GatedRmsNorm { .. }
             | Op::SigmoidGate { .. }
+            | Op::Multiply { .. }
+            | Op::Center { .. }
+            | Op::NormPart { .. }
+            | Op::XIelu { .. }
             | Op::HeadLinear { .. }
             | Op::WriteLatent { .. }
             | Op::LatentAttention { .. } => unreachable!("refused with the program"),

@@ -47,6 +47,10 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             | Op::DeltaRule { .. }
             | Op::GatedRmsNorm { .. }
             | Op::SigmoidGate { .. }
+            | Op::Multiply { .. }
+            | Op::Center { .. }
+            | Op::NormPart { .. }
+            | Op::XIelu { .. }
             | Op::HeadLinear { .. }
             | Op::WriteLatent { .. }
             | Op::LatentAttention { .. } => {}
@@ -64,19 +68,28 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
 
 /// Why a program cannot be run: there are no kernels for some operation, or one reads bf16 of a buffer that is not written so.
 pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
-    let gated = |op: &&Op| matches!(op, Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. });
+    let no_kernel = |op: &Op| match op {
+        Op::GatedRmsNorm { .. } | Op::SigmoidGate { .. } | Op::Multiply { .. } => {
+            Some("gated attention and shared experts")
+        }
+        Op::Center { .. } => Some("layer norms"),
+        Op::NormPart { .. } => Some("norms of all of q and of all of k"),
+        Op::XIelu { .. } => Some("xIELU activations"),
+        _ => None,
+    };
     let routed = |spec: &&ExpertsSpec| {
         spec.routing.is_sigmoid() || spec.choice_bias.is_some() || spec.groups.is_some() || spec.scale != 1.0
     };
     let unknown = if program.states().next().is_some() {
-        Some("layers that keep a state (gated delta nets)")
+        Some("layers that keep a state (gated delta nets, short convolutions)")
     } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. }))
     {
         Some("latent attention")
     } else if program.experts.iter().find(routed).is_some() {
         Some("experts that are chosen by sigmoids, with a bias or in groups, or that are scaled")
     } else {
-        program.body.iter().find(gated).map(|_| "gated attention and shared experts")
+        let last = program.attention.iter().any(|spec| spec.norm_last);
+        program.body.iter().find_map(no_kernel).or(last.then_some("norms of q and k behind the rotation"))
     };
     if let Some(what) = unknown {
         return Some(format!(

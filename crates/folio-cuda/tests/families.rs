@@ -11,8 +11,8 @@ use folio_model::reference::ReferenceBackend;
 use folio_model::testing::heads::{HEADS, WITH_MTP, check_head, check_mtp};
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::testing::{
-    FIXTURES, HYBRIDS, LATENT, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture, quantized,
-    relative_difference,
+    CPU_ONLY, FIXTURES, HYBRIDS, LATENT, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, fixture,
+    quantized, relative_difference,
 };
 use folio_model::{Checkpoint, LoadOptions, Model};
 
@@ -39,7 +39,8 @@ fn every_family_matches_transformers_where_nothing_is_rounded() {
 
 /// There are kernels for its layers.
 fn is_served(name: &str) -> bool {
-    !HYBRIDS.contains(&name) && !LATENT.contains(&name) && name != "fp8_latent"
+    let only = CPU_ONLY.iter().any(|(other, _)| *other == name);
+    !only && !HYBRIDS.contains(&name) && !LATENT.contains(&name) && name != "fp8_latent"
 }
 
 #[test]
@@ -48,7 +49,8 @@ fn layers_that_have_no_kernels_are_refused_by_name() {
         return;
     }
     let of = |names: &'static [&'static str], what| names.iter().map(move |name| (name, what));
-    for (name, what) in of(HYBRIDS, "gated delta nets").chain(of(LATENT, "latent attention")) {
+    let own = CPU_ONLY.iter().map(|(name, what)| (name, *what));
+    for (name, what) in of(HYBRIDS, "gated delta nets").chain(of(LATENT, "latent attention")).chain(own) {
         let options = LoadOptions {
             max_rows: 8,
             max_logit_rows: 8,

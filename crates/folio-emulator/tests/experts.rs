@@ -61,6 +61,7 @@ impl Case {
             routing,
             choice_bias: None,
             groups: None,
+            sum_eps: 0.0,
             scale: 1.0,
             inner,
             activation: Activation::Silu,

@@ -163,6 +163,24 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 }
                 Ok(())
             }
+            Op::Multiply { x, by } => {
+                if x == by {
+                    return Err("both factors are one buffer".to_owned());
+                }
+                same("the factor's width", self.width(by)?, self.width(x)?)
+            }
+            Op::Center { x, out } => same("the output's width", self.width(out)?, self.width(x)?),
+            Op::NormPart { x, first, weight, .. } => {
+                let (width, part) = (self.width(x)?, self.loaded.vector(weight).unwrap_or(0));
+                match part > 0 && first.checked_add(part).is_some_and(|end| end <= width) {
+                    true => Ok(()),
+                    false => Err(format!("{part} values from {first} on are not those of a row of {width}")),
+                }
+            }
+            Op::XIelu { x, weight } => {
+                self.width(x)?;
+                self.vector(weight, 4)
+            }
             Op::HeadLinear { x, weight, heads, out } => {
                 let ((rows, cols), widths) = (self.matrix(weight)?, [self.width(x)?, self.width(out)?]);
                 if heads == 0 || [rows, widths[0], widths[1]].iter().any(|size| !size.is_multiple_of(heads)) {

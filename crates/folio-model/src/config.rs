@@ -7,16 +7,19 @@
 
 mod experts;
 mod latent;
+mod short_conv;
 
 pub use experts::Experts;
 pub use latent::Latent;
 use serde_json::Value;
+pub use short_conv::ShortConv;
 
 use crate::checkpoint::json::{Fields, parse_object};
 use crate::checkpoint::quantized::Quantization;
 use crate::error::{ModelError, Result};
 use crate::family::{
-    Bias, FAMILIES, Family, Gate, KvHeadsDefault, Rotated, Softcaps, Window, supported_list,
+    Bias, FAMILIES, Family, Gate, KvHeadsDefault, LocalRope, QkNorm, Rotated, Softcaps, Window,
+    supported_list,
 };
 use crate::program::{Activation, ConvolutionSpec, DeltaSpec};
 use crate::rope::{RopeConfig, RopePart};
@@ -50,6 +53,8 @@ pub struct Config {
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub mlp_bias: bool,
+    /// Never [`QkNorm::Stated`].
+    pub qk_norm: QkNorm,
     /// One entry per layer.
     pub mixers: Vec<Mixer>,
     /// One entry per layer: whether q and k are rotated.
@@ -69,7 +74,7 @@ pub struct Config {
     pub embedding_scale: Option<EmbeddingScale>,
     /// What is multiplied with everything that a layer adds to the residual stream (Granite).
     pub residual_scale: f64,
-    /// Logits are divided by this (Granite).
+    /// Logits are divided by this (Granite; Cohere multiplies them).
     pub logit_divisor: f64,
     /// What is added to the weights of norms.
     pub norm_offset: f32,
@@ -85,6 +90,7 @@ pub enum Mixer {
     Attention,
     Latent(Latent),
     Delta(DeltaNet),
+    Conv(ShortConv),
 }
 
 /// Sizes of a gated delta net.
@@ -97,6 +103,8 @@ pub struct DeltaNet {
     pub value_dim: usize,
     /// Positions that its convolution sees.
     pub taps: usize,
+    /// As [`DeltaSpec::tiled`].
+    pub tiled: bool,
 }
 
 impl DeltaNet {
@@ -172,8 +180,11 @@ impl Config {
         };
         let rotated_dim = latent.map_or(head_dim, |latent| latent.rope_dim);
         let rope = |part, theta| RopeConfig::parse(fields, family, part, theta, rotated_dim, max_position);
-        let local_rope =
-            family.local_rope_theta.map(|theta| rope(Some(RopePart::Local), theta)).transpose()?;
+        let local_rope = family.local_rope.map(|of| match of {
+            LocalRope::Own(theta) => rope(Some(RopePart::Local), theta),
+            LocalRope::Unscaled => rope(Some(RopePart::Local), family.rope_theta),
+        });
+        let local_rope = local_rope.transpose()?;
         if family.rope_stated && fields.value("rope_parameters").or(fields.value("rope_scaling")).is_none() {
             return Err(fields.problem("rope_scaling", "is missing, and so is rope_parameters"));
         }
@@ -187,8 +198,11 @@ impl Config {
         Ok(Self {
             vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
-            intermediate: fields
-                .size(family.mixture.map_or("intermediate_size", |mixture| mixture.inner), WIDTH_MAX)?,
+            intermediate: match family.mixture {
+                Some(mixture) => fields.size(mixture.inner, WIDTH_MAX)?,
+                None if family.adjusted_width => short_conv::adjusted_width(fields)?,
+                None => fields.size("intermediate_size", WIDTH_MAX)?,
+            },
             experts: family
                 .mixture
                 .map(|mixture| Experts::parse(fields, &mixture, hidden, layers))
@@ -197,14 +211,22 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
-            eps: fields.positive_opt("rms_norm_eps")?.unwrap_or(family.rms_norm_eps) as f32,
-            tied: match fields.flag("tie_word_embeddings")? {
-                Some(tied) => tied,
-                None => outer.flag("tie_word_embeddings")?.unwrap_or(family.tied),
+            eps: fields.positive_opt(family.eps_field)?.unwrap_or(family.rms_norm_eps) as f32,
+            tied: match (
+                fields.flag("tie_embedding")?.filter(|_| family.short_conv),
+                fields.flag("tie_word_embeddings")?,
+            ) {
+                (Some(tied), _) | (None, Some(tied)) => tied,
+                (None, None) => outer.flag("tie_word_embeddings")?.unwrap_or(family.tied),
             },
             qkv_bias: bias(family.qkv_bias)?,
             o_bias: bias(family.o_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
+            qk_norm: match family.qk_norm {
+                QkNorm::Stated(name) if fields.flag(name)?.unwrap_or(false) => QkNorm::Heads,
+                QkNorm::Stated(_) => QkNorm::Never,
+                stated => stated,
+            },
             windows,
             mixers: match latent {
                 Some(latent) => vec![Mixer::Latent(latent); layers],
@@ -224,7 +246,10 @@ impl Config {
                 (false, by) => Some(EmbeddingScale::Number(by)),
             },
             residual_scale: multiplier("residual_multiplier")?,
-            logit_divisor: multiplier("logits_scaling")?,
+            logit_divisor: match family.logit_scale {
+                Some(absent) => 1.0 / fields.positive_opt("logit_scale")?.unwrap_or(absent),
+                None => multiplier("logits_scaling")?,
+            },
             norm_offset: if family.norm_plus_one { 1.0 } else { 0.0 },
             rope,
             local_rope,
@@ -254,7 +279,7 @@ impl Config {
     pub fn attention_costs(&self) -> [f64; 2] {
         let latent = self.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Latent(latent) => Some(latent),
-            Mixer::Attention | Mixer::Delta(_) => None,
+            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) => None,
         });
         match latent {
             Some(latent) => latent.costs(self.hidden, self.heads),
@@ -349,14 +374,17 @@ fn refuse_unsupported(fields: Fields<'_>, family: &Family) -> Result<()> {
 fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
     let (field, names): (_, &[&str]) = match family.gate {
         Gate::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
+        Gate::Silu | Gate::Clamped if family.short_conv => return Ok(Activation::Silu),
         Gate::Silu | Gate::Clamped => ("hidden_act", &["silu", "swish"]),
+        Gate::XIelu => ("hidden_act", &["xielu"]),
     };
     if let Some(name) = fields.text(field)?.filter(|name| !names.contains(name)) {
         let name: String = name.chars().take(60).collect();
         return Err(unsupported(fields, format!("activation `{name}` (field `{field}`)"), names[0]));
     }
     Ok(match family.gate {
-        Gate::Silu => Activation::Silu,
+        // Of nothing, where there is no gate.
+        Gate::Silu | Gate::XIelu => Activation::Silu,
         Gate::GeluTanh => Activation::GeluTanh,
         Gate::Clamped => Activation::SwigluOai {
             alpha: fields.positive_opt("swiglu_alpha")?.unwrap_or(1.702) as f32,
@@ -444,6 +472,9 @@ fn mixers(
     types: Option<&[LayerType]>,
     layers: usize,
 ) -> Result<Vec<Mixer>> {
+    if family.short_conv {
+        return ShortConv::mixers(fields, types, layers);
+    }
     if family.delta.is_none() {
         return Ok(vec![Mixer::Attention; layers]);
     }
@@ -464,8 +495,9 @@ fn delta_net(fields: Fields<'_>) -> Result<DeltaNet> {
         key_dim: size("linear_key_head_dim", WIDTH_MAX, 128)?,
         value_dim: size("linear_value_head_dim", WIDTH_MAX, 128)?,
         taps: size("linear_conv_kernel_dim", TAPS_MAX, 4)?,
+        tiled: false,
     };
-    let DeltaNet { key_heads, value_heads, key_dim, value_dim, taps } = net;
+    let DeltaNet { key_heads, value_heads, key_dim, value_dim, taps, .. } = net;
     if !value_heads.is_multiple_of(key_heads) {
         let problem = format!("is {value_heads}, not a multiple of linear_num_key_heads = {key_heads}");
         return Err(fields.problem("linear_num_value_heads", problem));
@@ -542,6 +574,7 @@ enum LayerType {
     Full,
     Sliding,
     Linear,
+    Conv,
 }
 
 fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Option<Vec<LayerType>>> {
@@ -552,9 +585,11 @@ fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Opt
             Some("full_attention") => LayerType::Full,
             Some("sliding_attention") => LayerType::Sliding,
             Some("linear_attention") if family.delta.is_some() => LayerType::Linear,
+            Some("conv") if family.short_conv => LayerType::Conv,
             _ => {
                 let what = format!("layer type {value} (field `layer_types`)");
                 let supported = match family.delta {
+                    None if family.short_conv => "full_attention, conv",
                     None => "full_attention, sliding_attention",
                     Some(_) => "full_attention, linear_attention",
                 };

@@ -4,15 +4,15 @@
 //! building; what differs is in [`Config`].
 
 use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
-use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Latent, Mixer};
-use crate::family::Norms;
+use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Latent, Mixer, ShortConv};
+use crate::family::{Norms, QkNorm};
 use crate::kv_format::KvFormats;
 use crate::program::{
     AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, LatentSpec, MatrixId, Op, Program,
     RopeId, StatePlace, VectorId,
 };
 use crate::quant::Encoding;
-use crate::weights::{self, Attention, Delta, FeedForward, MixerWeights, Weights};
+use crate::weights::{self, Attention, Conv, Delta, FeedForward, MixerWeights, Weights};
 
 /// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
 /// the same checkpoint would give others.
@@ -46,6 +46,7 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
     let groups = (0..config.layers).map(|layer| {
         let kind = match (config.mixers[layer], window(config, layer, max_model_len)) {
             (Mixer::Delta(net), _) => GroupKind::State { values: net.state_values() },
+            (Mixer::Conv(conv), _) => GroupKind::State { values: conv.state_values() },
             (Mixer::Attention, Some(tokens)) => GroupKind::Window { tokens },
             (Mixer::Attention, None) | (Mixer::Latent(_), _) => return 0,
         };
@@ -62,7 +63,7 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
 fn latent(config: &Config) -> Option<Latent> {
     config.mixers.iter().find_map(|mixer| match mixer {
         Mixer::Latent(latent) => Some(*latent),
-        Mixer::Attention | Mixer::Delta(_) => None,
+        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) => None,
     })
 }
 
@@ -171,7 +172,7 @@ pub fn program(
             group: groups[index] as u32,
             layer: groups[..index].iter().filter(|before| **before == groups[index]).count() as u32,
         };
-        program.body.push(read(x, layer.norm, eps, buffers.normed));
+        read(config, x, layer.norm, eps, buffers.normed, &mut program);
         let (mixed, weight, bias) = match &layer.mixer {
             MixerWeights::Attention(attention) => {
                 attend(config, index, attention, &mut program, &buffers, place, max_model_len);
@@ -185,6 +186,10 @@ pub fn program(
                 delta_net(net, config.eps, delta, &mut program, &buffers.delta, buffers.normed, place);
                 (buffers.delta.out, delta.o, None)
             }
+            MixerWeights::Conv(sizes, conv) => {
+                short_conv(sizes, conv, &mut program, &buffers.conv, buffers.normed, place);
+                (buffers.conv.x, conv.o, None)
+            }
         };
         add_block(
             &mut program,
@@ -193,7 +198,9 @@ pub fn program(
             |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
             x,
         );
-        program.body.push(read(x, layer.mlp_norm, eps, buffers.normed));
+        if config.family.norms != Norms::Once {
+            read(config, x, layer.mlp_norm, eps, buffers.normed, &mut program);
+        }
         let experts = config.experts_of(index);
         let last = feed_forward(config, experts, &layer.feed_forward, &mut program, &buffers);
         add_block(
@@ -206,13 +213,16 @@ pub fn program(
         shared_expert(config, &layer.feed_forward, &mut program, &buffers, x);
     }
     tap(&mut program, weights.layers.len(), x, added, tapped);
+    // What the last norm reads.
+    let end = if config.family.centered { buffers.normed } else { x };
+    program.body.extend(config.family.centered.then_some(Op::Center { x, out: end }));
     if let Some(normed) = last {
-        let norm = |out| Op::RmsNorm { x, weight: weights.norm, eps, out };
+        let norm = |out| Op::RmsNorm { x: end, weight: weights.norm, eps, out };
         program.body.extend(normed.map(norm));
         program.features = Some(normed.unwrap_or(x));
     }
     program.head = Head {
-        x,
+        x: end,
         norm: weights.norm,
         eps,
         matrix: weights.head.unwrap_or(weights.embed),
@@ -223,11 +233,14 @@ pub fn program(
 }
 
 /// What a part of a layer reads of the residual stream `x`.
-fn read(x: Buf, norm: Option<VectorId>, eps: f32, out: Buf) -> Op {
+fn read(config: &Config, x: Buf, norm: Option<VectorId>, eps: f32, out: Buf, program: &mut Program) {
     match norm {
-        Some(weight) => Op::RmsNorm { x, weight, eps, out },
+        Some(weight) if config.family.centered => {
+            program.body.extend([Op::Center { x, out }, Op::RmsNorm { x: out, weight, eps, out }]);
+        }
+        Some(weight) => program.body.push(Op::RmsNorm { x, weight, eps, out }),
         // A device may need it in another form than that in which it is added to.
-        None => Op::Copy { x, out },
+        None => program.body.push(Op::Copy { x, out }),
     }
 }
 
@@ -261,6 +274,7 @@ struct Buffers {
     gate: Buf,
     latent: LatentBuffers,
     delta: DeltaBuffers,
+    conv: ConvBuffers,
     /// Of one feed-forward part.
     inner: Buf,
     /// Of the router.
@@ -288,6 +302,12 @@ struct DeltaBuffers {
     out: Buf,
 }
 
+struct ConvBuffers {
+    before: Buf,
+    behind: Buf,
+    x: Buf,
+}
+
 struct SharedBuffers {
     inner: Buf,
     gate: Buf,
@@ -298,13 +318,18 @@ impl Buffers {
     fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
         let net = config.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Delta(net) => Some(*net),
-            Mixer::Attention | Mixer::Latent(_) => None,
+            Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) => None,
+        });
+        let conv = config.mixers.iter().find_map(|mixer| match mixer {
+            Mixer::Conv(conv) => Some(conv.channels),
+            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) => None,
         });
         let latent = latent(config);
         let attends = config.mixers.contains(&Mixer::Attention);
         let shared = config.experts.and_then(|experts| experts.shared);
         let normed = buffer(config.hidden);
-        let branch = (config.family.norms != Norms::Before).then(|| buffer(config.hidden));
+        let behind = matches!(config.family.norms, Norms::Around | Norms::After);
+        let branch = behind.then(|| buffer(config.hidden));
         let mut some = |width: Option<usize>| width.map_or(none, &mut *buffer);
         let of_latent = |width: fn(Latent) -> usize| latent.map(|latent| config.heads * width(latent));
         let q_rank = latent.and_then(|latent| latent.q_rank);
@@ -329,6 +354,7 @@ impl Buffers {
                 z: some(net.map(|net| net.value_heads * net.value_dim)),
                 out: some(net.map(|net| net.value_heads * net.value_dim)),
             },
+            conv: ConvBuffers { before: some(conv), behind: some(conv), x: some(conv) },
             shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
             branch,
         }
@@ -354,6 +380,7 @@ fn attend(
 ) {
     let &Buffers { normed, qkv, attended, gate, .. } = buffers;
     let spec = program.attention.len();
+    let rows = config.qk_norm == QkNorm::Rows;
     program.attention.push(AttentionSpec {
         group: place.group,
         layer: place.layer,
@@ -368,15 +395,23 @@ fn attend(
             Some(_) if config.windows[index].is_some() => RopeId(1),
             _ => RopeId(0),
         }),
-        q_norm: weights.q_norm,
-        k_norm: weights.k_norm,
+        q_norm: weights.q_norm.filter(|_| !rows),
+        k_norm: weights.k_norm.filter(|_| !rows),
+        norm_last: config.qk_norm == QkNorm::Rotated,
         norm_eps: config.eps,
     });
-    program.body.extend([
-        Op::Linear { x: normed, weight: weights.qkv, bias: weights.qkv_bias, out: qkv, add: false },
-        Op::WriteKv { qkv, spec },
-        Op::Attention { qkv, spec, out: attended },
-    ]);
+    program.body.push(Op::Linear {
+        x: normed,
+        weight: weights.qkv,
+        bias: weights.qkv_bias,
+        out: qkv,
+        add: false,
+    });
+    let parts = [(0, weights.q_norm), (config.q_width(), weights.k_norm)];
+    program.body.extend(parts.into_iter().filter(|_| rows).filter_map(|(first, weight)| {
+        Some(Op::NormPart { x: qkv, first, weight: weight?, eps: config.eps })
+    }));
+    program.body.extend([Op::WriteKv { qkv, spec }, Op::Attention { qkv, spec, out: attended }]);
     if let Some(weight) = weights.gate {
         program.body.extend([
             Op::Linear { x: normed, weight, bias: None, out: gate, add: false },
@@ -445,12 +480,14 @@ fn delta_net(
         state: state(0),
         channels: net.channels(),
         taps: net.taps,
+        silu: true,
         weight: weights.taps,
     });
     program.delta.push(DeltaSpec {
         state: state(ConvolutionSpec::state_values(net.channels(), net.taps)),
         key_heads: net.key_heads,
         value_heads: net.value_heads,
+        tiled: net.tiled,
         key_dim: net.key_dim,
         value_dim: net.value_dim,
         decay: weights.decay,
@@ -467,6 +504,35 @@ fn delta_net(
     ]);
 }
 
+/// A short convolution, likewise.
+fn short_conv(
+    sizes: &ShortConv,
+    weights: &Conv<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &ConvBuffers,
+    normed: Buf,
+    place: Place,
+) {
+    let &ConvBuffers { before, behind, x } = buffers;
+    let spec = program.convolutions.len();
+    program.convolutions.push(ConvolutionSpec {
+        state: StatePlace { group: place.group, layer: place.layer, offset: 0 },
+        channels: sizes.channels,
+        taps: sizes.taps,
+        silu: false,
+        weight: weights.taps,
+    });
+    let linear = |weight, out| Op::Linear { x: normed, weight, bias: None, out, add: false };
+    program.body.extend([
+        linear(weights.before, before),
+        linear(weights.behind, behind),
+        linear(weights.x, x),
+        Op::Multiply { x, by: before },
+        Op::Convolve { x, spec },
+        Op::Multiply { x, by: behind },
+    ]);
+}
+
 /// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.
 fn feed_forward(
     config: &Config,
@@ -475,14 +541,19 @@ fn feed_forward(
     program: &mut Program,
     buffers: &Buffers,
 ) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &FeedForward { router, router_bias, choice_bias, gate_up, gate_up_bias, down, down_bias, .. } =
-        weights;
+    let &FeedForward {
+        router, router_bias, choice_bias, gate_up, gate_up_bias, xielu, down, down_bias, ..
+    } = weights;
     let &Buffers { normed: x, inner, logits, .. } = buffers;
     let activation = config.activation;
     let spec = program.experts.len();
     let mixture = router.zip(experts);
-    match mixture {
-        None => {
+    match (mixture, xielu) {
+        (None, Some(weight)) => program.body.extend([
+            Op::Linear { x, weight: gate_up, bias: gate_up_bias, out: inner, add: false },
+            Op::XIelu { x: inner, weight },
+        ]),
+        (None, None) => {
             program.body.push(Op::GatedLinear {
                 x,
                 weight: gate_up,
@@ -491,7 +562,7 @@ fn feed_forward(
                 out: inner,
             });
         }
-        Some((router, Experts { count, chosen, routing, groups, scale, .. })) => {
+        (Some((router, Experts { count, chosen, routing, groups, scale, sum_eps, .. })), _) => {
             program.body.push(Op::Linear { x, weight: router, bias: router_bias, out: logits, add: false });
             let matrices = ExpertsSpec {
                 count,
@@ -499,6 +570,7 @@ fn feed_forward(
                 routing,
                 choice_bias,
                 groups,
+                sum_eps,
                 scale: scale as f32,
                 inner: config.intermediate,
                 activation,

@@ -488,7 +488,9 @@ impl Load<ModelError> for Loading<'_> {
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
         let parts = self.parts(spec)?;
         let id = match spec.made {
-            Made::AS_STORED => self.backend.load_vector(&spec.label, &views(&parts))?,
+            Made::AS_STORED if parts.iter().all(|part| part.shape.len() == 1) => {
+                self.backend.load_vector(&spec.label, &views(&parts))?
+            }
             made => {
                 let values = values_of(&parts, made);
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

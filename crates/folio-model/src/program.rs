@@ -92,9 +92,11 @@ pub struct AttentionSpec {
     pub sinks: Option<VectorId>,
     /// Absent on NoPE layers.
     pub rope: Option<RopeId>,
-    /// Per-head RMS norm of q and k before the rotation (Qwen3).
+    /// Per-head RMS norm of q and k (Qwen3).
     pub q_norm: Option<VectorId>,
     pub k_norm: Option<VectorId>,
+    /// It comes behind the rotation and not before it (Hunyuan).
+    pub norm_last: bool,
     pub norm_eps: f32,
 }
 
@@ -168,12 +170,12 @@ pub enum Routing {
     Sigmoid,
     /// The same, divided by the sum of those of the chosen.
     SigmoidAmongChosen,
+    /// Softmax over all logits, divided by the sum of the chosen; experts are chosen by it, too, which a bias tells from
+    /// [`Routing::AmongChosen`].
+    SharesAmongChosen,
 }
 
 impl Routing {
-    /// Added to the sum by which sigmoids are divided.
-    pub const EPS: f32 = 1e-20;
-
     /// Whether experts are chosen by sigmoids and not by logits, which softmax leaves in their order.
     pub const fn is_sigmoid(self) -> bool {
         matches!(self, Routing::Sigmoid | Routing::SigmoidAmongChosen)
@@ -207,6 +209,8 @@ pub struct ExpertsSpec {
     /// Added to the scores by which experts are chosen, and to no weight: one per expert.
     pub choice_bias: Option<VectorId>,
     pub groups: Option<ExpertGroups>,
+    /// Added to the sum by which sigmoids are divided.
+    pub sum_eps: f32,
     /// Weights are multiplied by it.
     pub scale: f32,
     /// Width of an expert's gated values.
@@ -240,6 +244,8 @@ pub struct ConvolutionSpec {
     pub channels: usize,
     /// Positions that an output sees, its own included.
     pub taps: usize,
+    /// What comes out goes through SiLU.
+    pub silu: bool,
     /// `[taps, channels]`, that of the oldest position first.
     pub weight: VectorId,
 }
@@ -262,8 +268,10 @@ pub const STATE_COLUMNS: usize = 16;
 pub struct DeltaSpec {
     pub state: StatePlace,
     pub key_heads: usize,
-    /// A multiple of `key_heads`: value head `j` reads q and k of head `j * key_heads / value_heads`.
+    /// A multiple of `key_heads`: value head `j` reads q and k of head `j * key_heads / value_heads`, or of `j % key_heads`.
     pub value_heads: usize,
+    /// The latter.
+    pub tiled: bool,
     pub key_dim: usize,
     pub value_dim: usize,
     /// Per value head, how S decays: what `softplus(a + step_bias)` is multiplied by, below zero.
@@ -274,6 +282,14 @@ pub struct DeltaSpec {
 impl DeltaSpec {
     /// Added to the sum of squares by which q and k are normalized.
     pub const EPS: f32 = 1e-6;
+
+    /// Whose q and k a value head reads.
+    pub const fn key_head(&self, value_head: usize) -> usize {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head * self.key_heads / self.value_heads,
+        }
+    }
 
     /// Width of q, k and v side by side.
     pub const fn qkv_width(&self) -> usize {
@@ -319,7 +335,7 @@ pub enum Op {
     /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert, and used up. `spec`
     /// indexes [`Program::experts`].
     Experts { x: Buf, logits: Buf, spec: usize, out: Buf, add: bool },
-    /// `x = silu(sum over taps of weight * x at the positions before and its own)`. `spec` indexes [`Program::convolutions`].
+    /// `x = silu(sum over taps of weight * x at the positions before and its own)`, or that sum. `spec` indexes [`Program::convolutions`].
     Convolve { x: Buf, spec: usize },
     /// One position of a gated delta net ([`DeltaSpec`]): `qkv` holds `[q heads | k heads | v heads]`, `gates` `[b | a]`, one each per
     /// value head; both are used up. With q and k of length one, q divided by the root of `key_dim`:
@@ -332,6 +348,15 @@ pub enum Op {
     GatedRmsNorm { x: Buf, gate: Buf, weight: VectorId, eps: f32 },
     /// `x *= sigmoid(gate)`: each value of the gate is that of equally many neighbours in `x`.
     SigmoidGate { x: Buf, gate: Buf },
+    /// `x *= by`, value by value.
+    Multiply { x: Buf, by: Buf },
+    /// `out = x - mean(x)`; `out` may be `x`.
+    Center { x: Buf, out: Buf },
+    /// Of the values of `x` from `first` on, as many as the weight has: `v = v * weight / sqrt(mean(v^2) + eps)`.
+    NormPart { x: Buf, first: usize, weight: VectorId, eps: f32 },
+    /// xIELU (arXiv:2411.13010): `x = ap * x^2 + beta * x` of values above 0, `an * (e^min(x, eps) - 1 - x) + beta * x` of others, with
+    /// `ap = softplus(alpha_p)` and `an = beta + softplus(alpha_n)`. `weight` holds `[alpha_p, alpha_n, beta, eps]`.
+    XIelu { x: Buf, weight: VectorId },
     /// A product for each of `heads` heads: the first values of its part of `out` become `W . x`, of the first values of its part of `x`
     /// and its rows of the matrix, `[heads * rows, columns]`. Other values of `out` stay what they are.
     HeadLinear { x: Buf, weight: MatrixId, heads: usize, out: Buf },
@@ -388,6 +413,8 @@ impl Op {
             Op::Convolve { x, .. } => [Some(x), None, None],
             Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
             Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
+            Op::Multiply { x, by } => [Some(x), Some(by), None],
+            Op::Center { x, .. } | Op::NormPart { x, .. } | Op::XIelu { x, .. } => [Some(x), None, None],
             Op::HeadLinear { x, .. } => [Some(x), None, None],
             Op::WriteLatent { q, latent, queries, .. } => [Some(q), Some(latent), Some(queries)],
             Op::LatentAttention { queries, .. } => [Some(queries), None, None],
@@ -405,6 +432,7 @@ impl Op {
             | Op::GatedLinear { out, .. }
             | Op::AddRmsNorm { out, .. }
             | Op::Experts { out, .. }
+            | Op::Center { out, .. }
             | Op::DeltaRule { out, .. }
             | Op::HeadLinear { out, .. }
             | Op::LatentAttention { out, .. }
@@ -414,7 +442,10 @@ impl Op {
             Op::Scale { x, .. }
             | Op::Convolve { x, .. }
             | Op::GatedRmsNorm { x, .. }
-            | Op::SigmoidGate { x, .. } => x,
+            | Op::SigmoidGate { x, .. }
+            | Op::Multiply { x, .. }
+            | Op::NormPart { x, .. }
+            | Op::XIelu { x, .. } => x,
         }
     }
 }

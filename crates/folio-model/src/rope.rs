@@ -10,7 +10,7 @@ use std::f64::consts::PI;
 
 use crate::checkpoint::json::Fields;
 use crate::error::{ModelError, Result};
-use crate::family::Family;
+use crate::family::{Family, LocalRope};
 use crate::program::Rope;
 
 const POSITION_MAX: usize = 1 << 28;
@@ -43,6 +43,10 @@ pub enum RopeScaling {
         long_factor: Vec<f64>,
         original_max_position: usize,
         attention_factor: f64,
+    },
+    /// The base is stretched by `alpha^(dim / (dim - 2))` (Hunyuan).
+    NtkAlpha {
+        alpha: f64,
     },
     /// A divisor for each frequency, as a GGUF file carries llama3's.
     Factors {
@@ -97,7 +101,10 @@ impl RopeConfig {
             (Some(RopePart::Local), Some(nested)) => {
                 (nested.object("sliding_attention", "rope_parameters.sliding_attention.")?, "rope_theta")
             }
-            (Some(RopePart::Local), None) => (None, "rope_local_base_freq"),
+            (Some(RopePart::Local), None) => match family.local_rope {
+                Some(LocalRope::Unscaled) => (None, "rope_theta"),
+                _ => (None, "rope_local_base_freq"),
+            },
             (_, None) => (config.object("rope_scaling", "rope_scaling.")?, "rope_theta"),
         };
         if let Some(name) = nested.and_then(|nested| nested.first_object()) {
@@ -112,8 +119,11 @@ impl RopeConfig {
             Ok(inner.or(config.positive_opt(name)?))
         };
         let theta = number(theta_name)?.unwrap_or(theta);
-        let partial = number("partial_rotary_factor")?.unwrap_or(family.partial_rotary);
-        let rotary_dim = (head_dim as f64 * partial) as usize;
+        let stated = number("partial_rotary_factor")?;
+        let own = family.rotary_dim.filter(|_| stated.is_none());
+        let own = own.map(|name| config.size_opt(name, head_dim)).transpose()?.flatten();
+        let partial = stated.unwrap_or(family.partial_rotary);
+        let rotary_dim = own.unwrap_or((head_dim as f64 * partial) as usize);
         if partial > 1.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {
             let problem = format!("is {partial}: {rotary_dim} of {head_dim} dimensions cannot be rotated");
             return Err(config.problem("partial_rotary_factor", problem));
@@ -161,6 +171,11 @@ impl RopeConfig {
             RopeScaling::LongRope { short_factor, long_factor, original_max_position, attention_factor } => {
                 let factors = if max_model_len > *original_max_position { long_factor } else { short_factor };
                 (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), *attention_factor)
+            }
+            RopeScaling::NtkAlpha { alpha } => {
+                let theta = self.theta * alpha.powf(dim / (dim - 2.0));
+                let stretched = (0..self.rotary_dim / 2).map(|i| theta.powf(-(2.0 * i as f64) / dim));
+                (stretched.collect(), 1.0)
             }
             RopeScaling::Factors { factors } => {
                 (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), 1.0)
@@ -225,6 +240,9 @@ fn parse_scaling(
     };
     match kind {
         "default" => Ok(RopeScaling::None),
+        "dynamic" if nested.value("alpha").is_some() => {
+            Ok(RopeScaling::NtkAlpha { alpha: nested.positive("alpha")? })
+        }
         "linear" => Ok(RopeScaling::Linear { factor: nested.positive("factor")? }),
         "llama3" => {
             let scaling = RopeScaling::Llama3 {

@@ -56,10 +56,39 @@ pub const FIXTURES: &[&str] = &[
     "deepseek_v2",
     "kimi_k2",
     "glm4_moe_lite",
+    "glm4_moe",
+    "glm4_moe_air",
+    "olmo2",
+    "olmo3",
+    "granitemoe",
+    "granitemoeshared",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "cohere2",
+    "apertus",
+    "lfm2",
+    "lfm2_moe",
 ];
 
-/// Those of them that keep states: not every device computes them, and they are not read from GGUF files.
-pub const HYBRIDS: &[&str] = &["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe"];
+/// Those of them that keep states: not every device computes them.
+pub const HYBRIDS: &[&str] =
+    &["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "lfm2", "lfm2_moe"];
+
+/// Those with other parts that are computed on the CPU only, and what these are called.
+pub const CPU_ONLY: &[(&str, &str)] = &[
+    ("glm4_moe", "experts that are chosen by sigmoids"),
+    ("glm4_moe_air", "experts that are chosen by sigmoids"),
+    ("olmo2", "norms of all of q and of all of k"),
+    ("olmo3", "norms of all of q and of all of k"),
+    ("minimax_m2", "experts that are chosen by sigmoids"),
+    ("ernie4_5_moe", "experts that are chosen by sigmoids, with a bias"),
+    ("hunyuan_v1_dense", "norms of q and k behind the rotation"),
+    ("hunyuan_v1_moe", "norms of q and k behind the rotation"),
+    ("cohere2", "layer norms"),
+    ("apertus", "xIELU activations"),
+];
 
 /// Those with latent attention: likewise.
 pub const LATENT: &[&str] =

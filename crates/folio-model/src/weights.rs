@@ -4,8 +4,8 @@
 //! twice: over tensor names (what to load) and over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten,
 //! or used and never loaded.
 
-use crate::config::{self, Config, DeltaNet, Mixer};
-use crate::family::{Choice, DeltaTensors, ExpertTensors, Fusion, Norms, Shared};
+use crate::config::{self, Config, DeltaNet, Mixer, ShortConv};
+use crate::family::{Choice, DeltaTensors, ExpertTensors, Fusion, Gate, Norms, QkNorm, Shared};
 use crate::program::{MatrixId, VectorId};
 
 /// One tensor of the checkpoint, or some of its rows.
@@ -132,6 +132,7 @@ pub enum MixerWeights<M, V> {
     Attention(Attention<M, V>),
     Latent(config::Latent, Latent<M, V>),
     Delta(DeltaNet, Delta<M, V>),
+    Conv(ShortConv, Conv<M, V>),
 }
 
 /// Turns specifications into loaded weights.
@@ -223,14 +224,29 @@ weights! {
 }
 
 weights! {
+    /// A short convolution.
+    Conv {
+        /// What it reads is multiplied by, what comes out is, and what it reads.
+        before: M = matrix,
+        behind: M = matrix,
+        x: M = matrix,
+        taps: V = vector,
+        o: M = matrix,
+    }
+}
+
+weights! {
     /// The feed-forward part. Of a mixture of experts, matrices and vectors behind the router are those of all.
     FeedForward {
         router: Option<M> = some_matrix,
         router_bias: Option<V> = some_vector,
         /// Added to what experts are chosen by.
         choice_bias: Option<V> = some_vector,
+        /// Without a gate: what xIELU reads.
         gate_up: M = matrix,
         gate_up_bias: Option<V> = some_vector,
+        /// Of xIELU.
+        xielu: Option<V> = some_vector,
         down: M = matrix,
         down_bias: Option<V> = some_vector,
         /// The expert that speaks for every token, and how strongly, where that is not the same for all.
@@ -270,6 +286,7 @@ impl Layer<WeightSpec, WeightSpec> {
             MixerWeights::Attention(attention) => attention.list(list),
             MixerWeights::Latent(_, latent) => latent.list(list),
             MixerWeights::Delta(_, delta) => delta.list(list),
+            MixerWeights::Conv(_, conv) => conv.list(list),
         }
         list.extend(&self.post_norm);
         list.extend(&self.mlp_norm);
@@ -284,6 +301,7 @@ impl Layer<WeightSpec, WeightSpec> {
                 MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
                 MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
                 MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
+                MixerWeights::Conv(sizes, conv) => MixerWeights::Conv(*sizes, conv.try_map(load)?),
             },
             post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
@@ -326,7 +344,8 @@ impl LayerNames<'_> {
     fn layer(&self) -> Layer<WeightSpec, WeightSpec> {
         let config = self.config;
         // With a norm behind each block, the one that others have before the second is behind the first.
-        let (pre, post) = (config.family.norms != Norms::After, config.family.norms != Norms::Before);
+        let norms = config.family.norms;
+        let (pre, post) = (norms != Norms::After, matches!(norms, Norms::Around | Norms::After));
         let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         let norm = |name: &str| self.norm(name, "", config.hidden);
         Layer {
@@ -335,9 +354,10 @@ impl LayerNames<'_> {
                 Mixer::Attention => MixerWeights::Attention(self.attention()),
                 Mixer::Latent(sizes) => MixerWeights::Latent(sizes, self.latent(&sizes)),
                 Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
+                Mixer::Conv(sizes) => MixerWeights::Conv(sizes, self.short_conv(&sizes)),
             },
             post_norm: post.then(|| norm("post_attention_layernorm")),
-            mlp_norm: pre.then(|| norm(mlp_norm)),
+            mlp_norm: (pre && norms != Norms::Once).then(|| norm(mlp_norm)),
             feed_forward: self.feed_forward(),
             mlp_post_norm: post.then(|| norm("post_feedforward_layernorm")),
         }
@@ -416,7 +436,11 @@ impl LayerNames<'_> {
         let (hidden, dim, q, kv) = (config.hidden, config.head_dim, config.q_width(), config.kv_width());
         let split = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
         let qkv = |label, cols| self.projections(label, "self_attn", &split, "qkv_proj", cols);
-        let head_norm = |name: &str| config.family.qk_norm.then(|| self.norm(name, "self_attn.", dim));
+        let qk_norm = |name: &str, all: usize| match config.qk_norm {
+            QkNorm::Never | QkNorm::Stated(_) => None,
+            QkNorm::Heads | QkNorm::Rotated => Some(self.norm(name, "self_attn.", dim)),
+            QkNorm::Rows => Some(self.norm(name, "self_attn.", all)),
+        };
         // Each head's queries, and behind them its gate.
         let gated = |rows| TensorSpec { rows, ..self.tensor("self_attn.q_proj.weight", &[2 * q, hidden]) };
         let half = |first| Pick { period: 2 * dim, first, rows: dim };
@@ -428,8 +452,8 @@ impl LayerNames<'_> {
             qkv: stacked,
             qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
             gate: config.family.output_gate.then(|| self.stack("gate", vec![gated(half(dim))])),
-            q_norm: head_norm("q_norm"),
-            k_norm: head_norm("k_norm"),
+            q_norm: qk_norm("q_norm", q),
+            k_norm: qk_norm("k_norm", kv),
             sinks: config.family.sinks.then(|| self.one("sinks", "self_attn.sinks", &[config.heads])),
             o: self.one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
             o_bias: config.o_bias.then(|| self.one("o_bias", "self_attn.o_proj.bias", &[hidden])),
@@ -462,11 +486,17 @@ impl LayerNames<'_> {
             kv_down: one("kv_down", "kv_a_proj_with_mqa.weight", &[rank + rope_dim, hidden]),
             kv_down_bias: bias("kv_down_bias", "kv_a_proj_with_mqa.bias", rank + rope_dim),
             kv_norm: norm("kv_norm", "kv_a_layernorm.weight", rank),
-            absorb: WeightSpec {
-                made: Made::Transposed { rows: nope_dim },
-                ..of_heads("absorb", 0, nope_dim)
+            absorb: match sizes.apart {
+                true => one("absorb", "k_b_proj.weight", &[heads * rank, nope_dim]),
+                false => WeightSpec {
+                    made: Made::Transposed { rows: nope_dim },
+                    ..of_heads("absorb", 0, nope_dim)
+                },
             },
-            expand: of_heads("expand", nope_dim, value_dim),
+            expand: match sizes.apart {
+                true => one("expand", "v_b_proj.weight", &[heads * value_dim, rank]),
+                false => of_heads("expand", nope_dim, value_dim),
+            },
             o: one("o_proj", "o_proj.weight", &[hidden, heads * value_dim]),
             o_bias: config.o_bias.then(|| one("o_bias", "o_proj.bias", &[hidden])),
         }
@@ -474,7 +504,7 @@ impl LayerNames<'_> {
 
     fn delta(&self, net: &DeltaNet) -> Delta<WeightSpec, WeightSpec> {
         let hidden = self.config.hidden;
-        let &DeltaNet { key_heads, value_heads, key_dim, value_dim, taps } = net;
+        let &DeltaNet { key_heads, value_heads, key_dim, value_dim, taps, .. } = net;
         let (keys, values, channels) = (key_heads * key_dim, value_heads * value_dim, net.channels());
         let name = |name: &str| format!("linear_attn.{name}");
         let part = |of: &str, shape: &[usize]| self.tensor(&name(of), shape);
@@ -482,12 +512,12 @@ impl LayerNames<'_> {
             rows: Pick { period, first, rows: count },
             ..part(of, &[rows, hidden])
         };
+        let each = value_heads / key_heads;
+        let of_gates = |first| picked("in_proj_ba.weight", 2 * value_heads, [2 * each, first, each]);
         let (qkv, gates, z) = match self.config.family.delta {
             Some(DeltaTensors::ByKeyHead) => {
-                let each = value_heads / key_heads;
                 let (period, rows) = (2 * key_dim + 2 * each * value_dim, 2 * keys + 2 * values);
                 let of_head = |first, count| picked("in_proj_qkvz.weight", rows, [period, first, count]);
-                let of_gates = |first| picked("in_proj_ba.weight", 2 * value_heads, [2 * each, first, each]);
                 let v = 2 * key_dim;
                 (
                     vec![of_head(0, key_dim), of_head(key_dim, key_dim), of_head(v, each * value_dim)],
@@ -495,22 +525,51 @@ impl LayerNames<'_> {
                     of_head(v + each * value_dim, each * value_dim),
                 )
             }
-            Some(DeltaTensors::Each) | None => (
+            stored => (
                 vec![part("in_proj_qkv.weight", &[channels, hidden])],
-                ["b", "a"].map(|g| part(&format!("in_proj_{g}.weight"), &[value_heads, hidden])).to_vec(),
+                match stored {
+                    Some(DeltaTensors::GgmlByKeyHead) => vec![of_gates(0), of_gates(each)],
+                    _ => ["b", "a"]
+                        .map(|g| part(&format!("in_proj_{g}.weight"), &[value_heads, hidden]))
+                        .to_vec(),
+                },
                 part("in_proj_z.weight", &[values, hidden]),
             ),
         };
+        let is_decay =
+            matches!(self.config.family.delta, Some(DeltaTensors::GgmlByKeyHead | DeltaTensors::GgmlEach));
+        let decay = if is_decay { Made::AS_STORED } else { Made::MinusExp };
         let vector = |label: &str, of: &str, shape: &[usize]| self.one(label, &name(of), shape);
         Delta {
             qkv: self.stack("delta_qkv", qkv),
             taps: WeightSpec { made: Made::Taps, ..vector("taps", "conv1d.weight", &[channels, 1, taps]) },
             gates: self.stack("delta_gates", gates),
-            decay: WeightSpec { made: Made::MinusExp, ..vector("decay", "A_log", &[value_heads]) },
+            decay: WeightSpec { made: decay, ..vector("decay", "A_log", &[value_heads]) },
             step_bias: vector("step_bias", "dt_bias", &[value_heads]),
             z: self.stack("delta_z", vec![z]),
             norm: vector("delta_norm", "norm.weight", &[value_dim]),
             o: vector("out_proj", "out_proj.weight", &[hidden, values]),
+        }
+    }
+
+    fn short_conv(&self, sizes: &ShortConv) -> Conv<WeightSpec, WeightSpec> {
+        let &ShortConv { channels, taps } = sizes;
+        let third = |label: &str, at: usize| {
+            let rows = Pick { period: 3 * channels, first: at * channels, rows: channels };
+            self.stack(
+                label,
+                vec![TensorSpec { rows, ..self.tensor("conv.in_proj.weight", &[3 * channels, channels]) }],
+            )
+        };
+        Conv {
+            before: third("conv_before", 0),
+            behind: third("conv_behind", 1),
+            x: third("conv_x", 2),
+            taps: WeightSpec {
+                made: Made::Taps,
+                ..self.one("taps", "conv.conv.weight", &[channels, 1, taps])
+            },
+            o: self.one("out_proj", "conv.out_proj.weight", &[channels, channels]),
         }
     }
 
@@ -523,27 +582,48 @@ impl LayerNames<'_> {
         let router_spec = |label: &str, suffix: &str, shape: &[usize]| {
             mixture.map(|mixture| self.one(label, &format!("{}.{suffix}", mixture.router), shape))
         };
-        let by_bias = mixture.is_some_and(|mixture| matches!(mixture.choice, Choice::BiasedSigmoids { .. }));
+        let choice = mixture.map(|mixture| mixture.choice);
+        let bias_shape: &[usize] = match choice {
+            Some(Choice::BiasedShares) if mixture.is_some_and(|m| m.stored == ExpertTensors::Each) => {
+                &[1, count]
+            }
+            _ => &[count],
+        };
+        let by_bias = matches!(choice, Some(Choice::BiasedSigmoids { .. } | Choice::BiasedShares));
+        let ungated = config.family.gate == Gate::XIelu;
         let split = [("gate_proj", count * inner), ("up_proj", count * inner)];
+        let split = &split[usize::from(ungated)..];
         let mlp = if mixture.is_some() { EXPERTS } else { "mlp" };
-        let gate_up = |label, cols| self.projections(label, mlp, &split, "gate_up_proj", cols);
+        let gate_up = |label, cols| self.projections(label, mlp, split, "gate_up_proj", cols);
         let down =
             |label, cols| self.projections(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
         let shared = experts.and_then(|experts| experts.shared);
-        let is_gated = mixture.is_some_and(|mixture| matches!(mixture.shared, Shared::Gated(_)));
+        let shared_form = mixture.map(|mixture| mixture.shared);
+        let is_gated = matches!(shared_form, Some(Shared::Gated(_)));
+        let in_halves = matches!(shared_form, Some(Shared::Halves(_)));
         let name = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
         let of_shared = |part: &str, rows, cols| self.tensor(&format!("{name}{part}.weight"), &[rows, cols]);
         FeedForward {
             router: router_spec("router_weight", "weight", &[count, hidden]),
             router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
-            choice_bias: router_spec("choice_bias", "e_score_correction_bias", &[count]).filter(|_| by_bias),
+            choice_bias: router_spec("choice_bias", "e_score_correction_bias", bias_shape)
+                .filter(|_| by_bias),
             gate_up: gate_up("gate_up", Some(hidden)),
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
+            xielu: ungated.then(|| {
+                let part = |name: &str, shape: &[usize]| self.tensor(&format!("mlp.act_fn.{name}"), shape);
+                let parts =
+                    [part("alpha_p", &[1]), part("alpha_n", &[1]), part("beta", &[]), part("eps", &[])];
+                self.stack("xielu", parts.to_vec())
+            }),
             down: down("down_proj", Some(inner)),
             down_bias: config.mlp_bias.then(|| down("down_bias", None)),
             shared_gate_up: shared.map(|inner| {
-                let parts = [".gate_proj", ".up_proj"].map(|name| of_shared(name, inner, hidden));
-                self.stack("shared_gate_up", parts.to_vec())
+                let parts = match in_halves {
+                    true => vec![of_shared(".gate_up_proj", 2 * inner, hidden)],
+                    false => [".gate_proj", ".up_proj"].map(|name| of_shared(name, inner, hidden)).to_vec(),
+                };
+                self.stack("shared_gate_up", parts)
             }),
             shared_down: shared
                 .map(|inner| self.stack("shared_down", vec![of_shared(".down_proj", hidden, inner)])),

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use common::gguf::{on_disk, path_in};
 use folio_model::Checkpoint;
+use folio_model::config::Mixer;
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::reference::ReferenceBackend;
 use folio_model::rope::RopeScaling;
 use folio_model::testing::gguf::{Writer, as_gguf, gguf_of};
-use folio_model::testing::{FIXTURES, HYBRIDS, LATENT, Runner, check_fixture, fixture, relative_difference};
+use folio_model::testing::{FIXTURES, Runner, check_fixture, fixture, relative_difference};
 use serde_json::Value;
 
 fn gguf(name: &str) -> PathBuf {
@@ -83,7 +84,8 @@ fn expressible(name: &str) -> tempfile::TempDir {
 
 #[test]
 fn every_family_is_the_same_model_in_either_format() {
-    let read = FIXTURES.iter().filter(|name| !HYBRIDS.contains(name) && !LATENT.contains(name));
+    // What no file can say: xIELU's numbers as tensors, biases of what queries are compressed by.
+    let read = FIXTURES.iter().filter(|name| !["apertus", "deepseek_v3_bias"].contains(name));
     for name in read {
         let copy = expressible(name);
         let folder = Checkpoint::open(copy.path()).unwrap();
@@ -92,8 +94,12 @@ fn every_family_is_the_same_model_in_either_format() {
         for length in [Some(64), Some(128)] {
             let (found, expected) = (logits(&file, length), logits(&folder, length));
             // Factors are stored as f32; everything else is the same bits.
+            // Sums over value heads of a delta net are in another order.
+            let tiled = folder.config().mixers.iter().any(|mixer| matches!(mixer, Mixer::Delta(_)));
             match folder.config().rope.scaling {
-                RopeScaling::None | RopeScaling::Linear { .. } => assert_eq!(found, expected, "{name}"),
+                RopeScaling::None | RopeScaling::Linear { .. } if !tiled => {
+                    assert_eq!(found, expected, "{name}");
+                }
                 _ => {
                     let difference = relative_difference(&found, &expected);
                     assert!(difference < 1e-5, "{name}: {difference}");
@@ -172,6 +178,15 @@ fn architectures_imply_what_no_key_says() {
 
     for (architecture, wrong, parts) in [
         ("gpt-oss", None, ["gpt-oss.expert_count", "missing"]),
+        ("lfm2", None, ["lfm2.attention.head_count_kv", "is 2, expected"]),
+        ("deepseek2", None, ["deepseek2.attention.key_length_mla", "missing"]),
+        ("qwen35", None, ["qwen35.ssm.time_step_rank", "missing"]),
+        ("cohere2", None, ["cohere2.attention.layer_norm_epsilon", "missing"]),
+        (
+            "glm4moe",
+            Some(("nextn_predict_layers", 2)),
+            ["glm4moe.nextn_predict_layers", "of block_count = 2"],
+        ),
         ("gpt-oss", Some(("expert_shared_count", 1)), ["gpt-oss.expert_shared_count", "= 1"]),
         ("gpt-oss", Some(("expert_gating_func", 2)), ["gpt-oss.expert_gating_func", "= 2"]),
         ("gpt-oss", Some(("rope.freq_base_swa", 5)), ["gpt-oss.rope.freq_base_swa", "one rotation"]),

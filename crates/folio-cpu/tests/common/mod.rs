@@ -41,6 +41,8 @@ pub struct Spec {
     pub sinks: bool,
     /// How many there are, how many speak for a row, and how strongly.
     pub experts: Option<(usize, usize, Routing)>,
+    /// Layer norms, norms of all of q and of all of k, those of heads behind the rotation, xIELU and a product of values.
+    pub others: bool,
     /// Rotary pairs; 0 is none.
     pub rotary: usize,
     pub max_rows: usize,
@@ -94,6 +96,7 @@ impl Default for Spec {
             softcap: None,
             sinks: false,
             experts: None,
+            others: false,
             rotary: 8,
             max_rows: 700,
             max_position: 1024,
@@ -172,8 +175,8 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
     let wide = spec.heads * spec.head_dim;
     let logits_width = spec.experts.map_or(0, |(count, ..)| count);
-    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, spec.ffn, logits_width];
-    let [x, normed, qkv_buf, attended, inner, logits] = [0, 1, 2, 3, 4, 5].map(Buf);
+    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, spec.ffn, logits_width, spec.ffn];
+    let [x, normed, qkv_buf, attended, inner, logits, second] = [0, 1, 2, 3, 4, 5, 6].map(Buf);
     let mut load = Loader { backend, random: Random(0x5eed), spec };
     let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
     let mut body = vec![Op::Embed { table: embedding, out: x }];
@@ -196,20 +199,32 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
             rope: (spec.rotary > 0).then_some(RopeId(0)),
             q_norm: norms.map(|n| n[0]),
             k_norm: norms.map(|n| n[1]),
+            norm_last: spec.others,
             norm_eps: 1e-6,
         });
         let bias = |load: &mut Loader<'_, B>, n| spec.bias.then(|| load.vector(n, 0.0, 0.3));
         let weight = load.matrix(qkv, spec.hidden, None);
         let qkv_bias = bias(&mut load, qkv);
-        body.push(Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed });
+        let read = |body: &mut Vec<Op>, weight| {
+            body.extend(spec.others.then_some(Op::Center { x, out: normed }));
+            let x = if spec.others { normed } else { x };
+            body.push(Op::RmsNorm { x, weight, eps: 1e-5, out: normed });
+        };
+        read(&mut body, norm);
         body.push(Op::Linear { x: normed, weight, bias: qkv_bias, out: qkv_buf, add: false });
+        if spec.others {
+            for (first, width) in [(0, wide), (wide, spec.kv_heads * spec.head_dim)] {
+                let weight = load.vector(width, 1.0, 0.2);
+                body.push(Op::NormPart { x: qkv_buf, first, weight, eps: 1e-5 });
+            }
+        }
         body.push(Op::WriteKv { qkv: qkv_buf, spec: layer });
         body.push(Op::Attention { qkv: qkv_buf, spec: layer, out: attended });
         let weight = load.matrix(spec.hidden, wide, None);
         let o_bias = bias(&mut load, spec.hidden);
         body.push(Op::Linear { x: attended, weight, bias: o_bias, out: x, add: true });
         let norm = load.vector(spec.hidden, 1.0, 0.2);
-        body.push(Op::RmsNorm { x, weight: norm, eps: 1e-5, out: normed });
+        read(&mut body, norm);
         if let Some((count, chosen, routing)) = spec.experts {
             let weight = load.matrix(count, spec.hidden, None);
             let router_bias = bias(&mut load, count);
@@ -221,6 +236,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
                 routing,
                 choice_bias: None,
                 groups: None,
+                sum_eps: 0.0,
                 scale: 1.0,
                 inner: spec.ffn,
                 activation: Activation::SwigluOai { alpha: 1.702, limit: 1.0 },
@@ -229,6 +245,17 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
                 down: load.matrix(count * spec.hidden, spec.ffn, None),
                 down_bias: bias(&mut load, count * spec.hidden),
             });
+            continue;
+        }
+        if spec.others {
+            for out in [inner, second] {
+                let weight = load.matrix(spec.ffn, spec.hidden, None);
+                body.push(Op::Linear { x: normed, weight, bias: None, out, add: false });
+            }
+            let weight = load.vector(4, 0.1, 0.4);
+            body.extend([Op::XIelu { x: inner, weight }, Op::Multiply { x: inner, by: second }]);
+            let weight = load.matrix(spec.hidden, spec.ffn, None);
+            body.push(Op::Linear { x: inner, weight, bias: None, out: x, add: true });
             continue;
         }
         let weight = load.matrix(2 * spec.ffn, spec.hidden, None);

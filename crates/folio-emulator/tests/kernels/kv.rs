@@ -28,6 +28,7 @@ pub fn spec(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
         rope: None,
         q_norm: None,
         k_norm: None,
+        norm_last: false,
         norm_eps: 1e-6,
     }
 }

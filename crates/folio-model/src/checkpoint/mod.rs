@@ -107,9 +107,10 @@ impl<'a> Tensor<'a> {
     /// last can fail, by what the values are.
     pub fn read(&self) -> Result<Values<'a>> {
         match self.form {
-            Form::Rows(order) => {
-                Ok(Values { bytes: order.arranged(self.stored, self.shape[0]), order: None })
-            }
+            Form::Rows(order) => Ok(Values {
+                bytes: order.arranged(self.stored, self.shape.first().copied().unwrap_or(1)),
+                order: None,
+            }),
             Form::Experts(stacked) => {
                 let size = self.encoding.plain().map_or(4, DType::size);
                 let bytes = stacked.read(self.stored, self.shape, size);
@@ -342,12 +343,12 @@ impl Checkpoint {
             file: shard.file.clone(),
             problem: format!("tensor `{}` lies outside of it", entry.stored_name),
         })?;
-        // A matrix's or vector's first size is its rows; what the configuration asks for has at least one.
+        // A matrix's or vector's first size is its rows; what the configuration asks for has at least one. A number is one.
         let whole = |rows: &usize| match &entry.form {
             Form::Rows(order) => order.fits(*rows),
             Form::Experts(_) | Form::Quantized(_) => true,
         };
-        if !entry.shape.first().is_some_and(whole) {
+        if !whole(entry.shape.first().unwrap_or(&1)) {
             return Err(ModelError::Damaged {
                 file: shard.file.clone(),
                 problem: format!(

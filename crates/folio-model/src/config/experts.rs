@@ -25,6 +25,8 @@ pub struct Experts {
     pub groups: Option<ExpertGroups>,
     /// Multiplies their weights.
     pub scale: f64,
+    /// Added to the sum that they are divided by.
+    pub sum_eps: f32,
     /// Width of an expert that speaks for every token.
     pub shared: Option<usize>,
     /// Layers before the first with experts: they have one feed-forward part of this width.
@@ -47,9 +49,14 @@ impl Experts {
                 fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows"))
             );
         }
-        let chosen = fields.size_opt("num_experts_per_tok", EXPERTS_MAX)?.unwrap_or(mixture.chosen);
+        let stated = named(fields, &["num_experts_per_tok", "moe_k", "moe_topk"])?;
+        let (chosen_name, chosen) = stated.unwrap_or(("num_experts_per_tok", mixture.chosen));
         if chosen > count {
-            return Err(fields.problem("num_experts_per_tok", format!("is {chosen}, but {name} is {count}")));
+            return Err(fields.problem(chosen_name, format!("is {chosen}, but {name} is {count}")));
+        }
+        if fields.flag("use_expert_bias")? == Some(false) {
+            let what = "experts chosen without a bias (field `use_expert_bias`)".to_owned();
+            return Err(unsupported(fields, what, "experts chosen with one"));
         }
         let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
             || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
@@ -58,18 +65,21 @@ impl Experts {
             return Err(unsupported(fields, what, "a mixture of experts in every layer"));
         }
         let dense = match mixture.dense {
-            Some(absent) => leading_dense(fields, absent, layers)?,
+            Some(dense) => leading_dense(fields, dense, layers)?,
             None => 0,
         };
         let shared = match mixture.shared {
             Shared::Never => None,
             Shared::Gated(field) => Some(fields.size(field, WIDTH_MAX)?),
-            Shared::Counted { .. } if fields.is_null("n_shared_experts") => None,
-            Shared::Counted { absent } => {
-                let experts = fields.integer_opt("n_shared_experts", EXPERTS_MAX)?.unwrap_or(absent);
+            Shared::Halves(field) | Shared::Width(field) => {
+                fields.integer_opt(field, WIDTH_MAX)?.filter(|width| *width > 0)
+            }
+            Shared::Counted { field, .. } if fields.is_null(field) => None,
+            Shared::Counted { field, absent } => {
+                let experts = each_layers(fields, field, 0)?.unwrap_or(absent);
                 if experts * inner > WIDTH_MAX {
                     let problem = format!("times {} = {inner} exceeds {WIDTH_MAX}", mixture.inner);
-                    return Err(fields.problem("n_shared_experts", problem));
+                    return Err(fields.problem(field, problem));
                 }
                 Some(experts * inner).filter(|width| *width > 0)
             }
@@ -83,6 +93,7 @@ impl Experts {
                 Some(absent) => fields.positive_opt("routed_scaling_factor")?.unwrap_or(absent),
                 None => 1.0,
             },
+            sum_eps: mixture.sum_eps,
             shared,
             dense,
             dense_width: if dense > 0 { fields.size("intermediate_size", WIDTH_MAX)? } else { 0 },
@@ -90,11 +101,17 @@ impl Experts {
     }
 }
 
-/// The number of experts, and the field that says it: today's name, that of transformers 4 for some families, or DeepSeek's.
+/// The number of experts, and the field that says it: today's name, that of transformers 4 for some families, or a family's own.
 fn count(fields: Fields<'_>, mixture: &Mixture) -> Result<(&'static str, usize)> {
+    let names = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
+    Ok(named(fields, &names)?.unwrap_or(("num_local_experts", mixture.count)))
+}
+
+/// What is stated under one of these names, and under which. All that are there must say the same.
+fn named(fields: Fields<'_>, names: &[&'static str]) -> Result<Option<(&'static str, usize)>> {
     let mut found: Option<(&'static str, usize)> = None;
-    for name in ["num_local_experts", "num_experts", "n_routed_experts"] {
-        let Some(stated) = fields.size_opt(name, EXPERTS_MAX)? else { continue };
+    for &name in names {
+        let Some(stated) = each_layers(fields, name, 1)? else { continue };
         match found {
             Some((other, count)) if count != stated => {
                 return Err(fields.problem(other, format!("is {count}, but {name} is {stated}")));
@@ -102,17 +119,43 @@ fn count(fields: Fields<'_>, mixture: &Mixture) -> Result<(&'static str, usize)>
             _ => found = found.or(Some((name, stated))),
         }
     }
-    Ok(found.unwrap_or(("num_local_experts", mixture.count)))
+    Ok(found)
+}
+
+/// An integer from `least` on, or a list of one per layer that are all the same.
+fn each_layers(fields: Fields<'_>, name: &str, least: usize) -> Result<Option<usize>> {
+    let Some(list) = fields.value(name).and_then(Value::as_array) else {
+        return match least {
+            0 => fields.integer_opt(name, EXPERTS_MAX),
+            _ => fields.size_opt(name, EXPERTS_MAX),
+        };
+    };
+    let first = list.first().and_then(Value::as_u64).and_then(|first| usize::try_from(first).ok());
+    match first.filter(|first| (least..=EXPERTS_MAX).contains(first)) {
+        Some(first) if list.iter().all(|value| value == &list[0]) => Ok(Some(first)),
+        Some(_) => {
+            let what = format!("layers that differ in field `{name}`");
+            Err(unsupported(fields, what, "the same in every layer"))
+        }
+        None => Err(fields.problem(name, format!("must hold integers from {least} to {EXPERTS_MAX}"))),
+    }
 }
 
 /// How many layers have one feed-forward part, all of them before the others.
-fn leading_dense(fields: Fields<'_>, absent: usize, layers: usize) -> Result<usize> {
+fn leading_dense(fields: Fields<'_>, (field, absent): (&str, usize), layers: usize) -> Result<usize> {
     const SUPPORTED: &str = "dense layers before all others";
-    if let Some(every) = fields.size_opt("moe_layer_freq", LAYERS_MAX)?.filter(|every| *every != 1) {
-        let what = format!("experts in one of {every} layers (field `moe_layer_freq`)");
+    for name in ["moe_layer_freq", "moe_layer_interval"] {
+        if let Some(every) = fields.size_opt(name, LAYERS_MAX)?.filter(|every| *every != 1) {
+            let what = format!("experts in one of {every} layers (field `{name}`)");
+            return Err(unsupported(fields, what, SUPPORTED));
+        }
+    }
+    let last = fields.value("moe_layer_end_index").and_then(Value::as_i64);
+    if let Some(last) = last.filter(|last| *last != -1 && *last != layers as i64 - 1) {
+        let what = format!("no experts behind layer {last} of {layers} (field `moe_layer_end_index`)");
         return Err(unsupported(fields, what, SUPPORTED));
     }
-    let stated = fields.integer_opt("first_k_dense_replace", LAYERS_MAX)?;
+    let stated = fields.integer_opt(field, LAYERS_MAX)?;
     let Some(types) = fields.list("mlp_layer_types")? else {
         return Ok(stated.unwrap_or(absent).min(layers));
     };
@@ -125,7 +168,7 @@ fn leading_dense(fields: Fields<'_>, absent: usize, layers: usize) -> Result<usi
     match stated.filter(|stated| *stated != dense) {
         Some(stated) => {
             let problem = format!("is {stated}, but mlp_layer_types begins with {dense} dense layers");
-            Err(fields.problem("first_k_dense_replace", problem))
+            Err(fields.problem(field, problem))
         }
         None => Ok(dense),
     }
@@ -140,6 +183,7 @@ fn routing(fields: Fields<'_>, mixture: &Mixture) -> Result<Routing> {
         Choice::Logits => return Ok(if normalized { Routing::AmongChosen } else { Routing::AmongAll }),
         Choice::GroupedLogits => "softmax",
         Choice::BiasedSigmoids { .. } => "sigmoid",
+        Choice::BiasedShares => return Ok(Routing::SharesAmongChosen),
     };
     if let Some(other) = fields.text("scoring_func")?.filter(|name| *name != scores) {
         let other: String = other.chars().take(60).collect();
@@ -176,7 +220,7 @@ fn groups(
         method => Ok(method),
     };
     let (by_two, absent) = match mixture.choice {
-        Choice::Logits => return Ok(None),
+        Choice::Logits | Choice::BiasedShares => return Ok(None),
         Choice::GroupedLogits => match method(&["greedy", "group_limited_greedy"])? {
             Some("group_limited_greedy") => (false, None),
             _ => return Ok(None),

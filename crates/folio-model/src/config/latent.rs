@@ -18,6 +18,8 @@ pub struct Latent {
     pub value_dim: usize,
     /// Neighbouring dimensions are rotated together.
     pub neighbours: bool,
+    /// What makes keys and what makes values of a latent are two tensors, the former transposed (GGUF).
+    pub apart: bool,
 }
 
 impl Latent {
@@ -43,6 +45,7 @@ impl Latent {
             rope_dim: size("qk_rope_head_dim")?,
             value_dim: size("v_head_dim")?,
             neighbours: fields.flag("rope_interleave")?.unwrap_or(true),
+            apart: false,
         };
         let even = [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", latent.rope_dim)];
         if let Some((name, value)) = even.into_iter().find(|(_, value)| !value.is_multiple_of(2)) {

@@ -260,6 +260,7 @@ impl Head {
             rope: Some(RopeId(0)),
             q_norm: None,
             k_norm: None,
+            norm_last: false,
             norm_eps: config.eps,
         }
     }

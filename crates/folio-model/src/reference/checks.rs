@@ -159,6 +159,13 @@ impl ReferenceBackend {
                     let widths = self.width(x.0).zip(self.width(gate.0));
                     x != gate && widths.is_some_and(|(x, gate)| gate > 0 && x.is_multiple_of(gate))
                 }
+                Op::Multiply { x, by } => x != by && self.width(x.0) == self.width(by.0),
+                Op::Center { x, out } => self.width(x.0) == self.width(out.0),
+                Op::NormPart { x, first, weight, .. } => {
+                    let parts = self.width(x.0).zip(self.length(weight));
+                    parts.is_some_and(|(width, part)| part > 0 && first + part <= width)
+                }
+                Op::XIelu { x, weight } => self.width(x.0).is_some() && self.length(weight) == Some(4),
                 Op::HeadLinear { x, weight, heads, out } => {
                     let of = |size: Option<usize>| {
                         size.filter(|size| heads > 0 && size.is_multiple_of(heads)).map(|size| size / heads)

@@ -42,8 +42,15 @@ impl ReferenceBackend {
 /// The experts of a row and their weights, largest score first.
 fn chosen(logits: &[f32], bias: Option<&[f32]>, spec: &ExpertsSpec) -> Vec<(usize, f64)> {
     let sigmoid = |expert: usize| 1.0 / (1.0 + (-f64::from(logits[expert])).exp());
+    let exp_of = |expert: usize| f64::from(logits[expert]).exp();
+    let all: f64 = (0..logits.len()).map(exp_of).sum();
+    let share = |expert: usize| exp_of(expert) / all;
     let score = |expert: usize| {
-        let own = if spec.routing.is_sigmoid() { sigmoid(expert) } else { f64::from(logits[expert]) };
+        let own = match spec.routing {
+            Routing::Sigmoid | Routing::SigmoidAmongChosen => sigmoid(expert),
+            Routing::SharesAmongChosen => share(expert),
+            Routing::AmongChosen | Routing::AmongAll => f64::from(logits[expert]),
+        };
         own + bias.map_or(0.0, |bias| f64::from(bias[expert]))
     };
     let scores: Vec<f64> = (0..logits.len()).map(score).collect();
@@ -67,7 +74,8 @@ fn chosen(logits: &[f32], bias: Option<&[f32]>, spec: &ExpertsSpec) -> Vec<(usiz
         Routing::AmongChosen => among_chosen(),
         Routing::AmongAll => (0..logits.len()).map(exp).sum(),
         Routing::Sigmoid => 1.0,
-        Routing::SigmoidAmongChosen => among_chosen() + f64::from(Routing::EPS),
+        Routing::SigmoidAmongChosen => among_chosen() + f64::from(spec.sum_eps),
+        Routing::SharesAmongChosen => among_chosen(),
     };
     let scale = f64::from(spec.scale);
     picked.iter().map(|expert| (*expert, weight(*expert) / divisor * scale)).collect()
@@ -95,6 +103,7 @@ mod tests {
             routing,
             choice_bias: None,
             groups: None,
+            sum_eps: 0.0,
             scale: 1.0,
             inner: 1,
             activation: Activation::Silu,

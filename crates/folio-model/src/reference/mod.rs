@@ -143,6 +143,29 @@ impl ReferenceBackend {
                 let each = self.program.buffers[x] / self.program.buffers[gate];
                 self.sigmoid_gate(x, gate, each);
             }
+            Op::Multiply { x, by } => {
+                let by = self.buffers[by.0 as usize].clone();
+                self.buffers[x.0 as usize].iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+            }
+            Op::Center { x, out } => {
+                let width = self.program.buffers[x.0 as usize];
+                let rows = self.buffers[x.0 as usize].chunks(width).flat_map(|row| {
+                    let mean = row.iter().map(|value| f64::from(*value)).sum::<f64>() / width as f64;
+                    row.iter().map(move |value| (f64::from(*value) - mean) as f32)
+                });
+                self.buffers[out.0 as usize] = rows.collect();
+            }
+            Op::NormPart { x, first, weight, eps } => {
+                let (weight, width) = (self.vector(weight).to_vec(), self.program.buffers[x.0 as usize]);
+                for row in self.buffers[x.0 as usize].chunks_mut(width) {
+                    let part = &mut row[first..first + weight.len()];
+                    part.copy_from_slice(&rms_norm(part, &weight, eps));
+                }
+            }
+            Op::XIelu { x, weight } => {
+                let weight = self.vector(weight).to_vec();
+                self.buffers[x.0 as usize].iter_mut().for_each(|value| *value = xielu(*value, &weight));
+            }
             Op::HeadLinear { x, weight, heads, out } => {
                 self.head_linear(x.0 as usize, weight, heads, out.0 as usize);
             }
@@ -177,11 +200,19 @@ impl ReferenceBackend {
                 let (k, v) = kv.split_at_mut(spec.kv_heads * spec.head_dim);
                 for (heads, norm) in [(q, &q_norm), (&mut *k, &k_norm)] {
                     for head in heads.chunks_mut(spec.head_dim) {
-                        if let Some(norm) = norm {
-                            head.copy_from_slice(&rms_norm(head, norm, spec.norm_eps));
+                        let normalize = |head: &mut [f32]| {
+                            if let Some(norm) = norm {
+                                head.copy_from_slice(&rms_norm(head, norm, spec.norm_eps));
+                            }
+                        };
+                        if !spec.norm_last {
+                            normalize(head);
                         }
                         if let Some(rope) = &rope {
                             rotate(head, rope, position);
+                        }
+                        if spec.norm_last {
+                            normalize(head);
                         }
                     }
                 }
@@ -353,6 +384,18 @@ fn in_order(part: &TensorView<'_>, stored: Vec<f32>) -> Vec<f32> {
         }
     }
     values
+}
+
+/// `weight` is `[alpha_p, alpha_n, beta, eps]`.
+fn xielu(x: f32, weight: &[f32]) -> f32 {
+    let [alpha_p, alpha_n, beta, eps] = [0, 1, 2, 3].map(|i| f64::from(weight[i]));
+    let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    let x = f64::from(x);
+    let curved = match x > 0.0 {
+        true => softplus(alpha_p) * x * x,
+        false => (beta + softplus(alpha_n)) * (x.min(eps).exp_m1() - x),
+    };
+    (curved + beta * x) as f32
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

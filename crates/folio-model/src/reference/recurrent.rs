@@ -31,7 +31,8 @@ impl ReferenceBackend {
     }
 
     pub(super) fn convolve(&mut self, x: usize, spec: usize, batch: &Batch) -> Result<()> {
-        let ConvolutionSpec { state, channels, taps, weight } = self.program.convolutions[spec];
+        let ConvolutionSpec { state, channels, taps, silu: through, weight } =
+            self.program.convolutions[spec];
         let weight = self.vector(weight).to_vec();
         for span in &batch.spans {
             for (row, position) in rows_of(span) {
@@ -51,7 +52,9 @@ impl ReferenceBackend {
                 }
                 columns[position % (taps - 1) * channels..][..channels].copy_from_slice(&inputs);
                 let out = &mut self.buffers[x][row * channels..][..channels];
-                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = silu(sum) as f32);
+                out.iter_mut().zip(sums).for_each(|(out, sum)| {
+                    *out = if through { silu(sum) } else { sum } as f32;
+                });
             }
         }
         Ok(())
@@ -77,7 +80,7 @@ impl ReferenceBackend {
                 let outputs = outputs[row * value_heads * value_dim..].chunks_mut(value_dim);
                 for (head, (state, out)) in states.zip(outputs).enumerate() {
                     let of = |start: usize| {
-                        let key_head = head * key_heads / value_heads;
+                        let key_head = spec.key_head(head);
                         let x = &qkv[start + key_head * key_dim..][..key_dim];
                         let inverse = (dot(x, x) + f64::from(DeltaSpec::EPS)).sqrt().recip();
                         x.iter().map(|x| f64::from(*x) * inverse).collect::<Vec<f64>>()

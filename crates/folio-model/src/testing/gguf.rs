@@ -1,5 +1,7 @@
 //! Writing GGUF files byte by byte, sound ones and others, and every safetensors fixture as GGUF.
 
+mod others;
+
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
@@ -7,11 +9,11 @@ use half::{bf16, f16};
 use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
-use crate::config::{EmbeddingScale, Experts};
-use crate::family::{ExpertTensors, Norms};
+use crate::config::{Config, EmbeddingScale, Experts, Mixer};
+use crate::family::{ExpertTensors, Norms, Shared};
 use crate::program::Routing;
 use crate::rope::RopeScaling;
-use crate::weights::{TensorSpec, weight_specs};
+use crate::weights::{TensorSpec, WeightSpec, weight_specs};
 
 /// A file in the making; nothing is checked.
 #[derive(Clone, Default)]
@@ -66,6 +68,12 @@ impl Writer {
     pub fn i32s(self, key: &str, values: &[i32]) -> Self {
         let mut bytes = [&5u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
         bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.raw(key, 9, &bytes)
+    }
+
+    pub fn flags(self, key: &str, values: &[bool]) -> Self {
+        let mut bytes = [&7u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes()].concat();
+        bytes.extend(values.iter().map(|value| u8::from(*value)));
         self.raw(key, 9, &bytes)
     }
 
@@ -155,30 +163,61 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         "qwen3_moe" => "qwen3moe",
         "gemma3_text" => "gemma3",
         "gpt_oss" => "gpt-oss",
+        "glm4_moe" => "glm4moe",
+        "olmo3" => "olmo2",
+        "minimax_m2" => "minimax-m2",
+        "granitemoeshared" => "granitemoe",
+        "hunyuan_v1_dense" => "hunyuan-dense",
+        "hunyuan_v1_moe" => "hunyuan-moe",
+        "lfm2_moe" => "lfm2moe",
+        "ernie4_5_moe" => "ernie4_5-moe",
+        "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite" => "deepseek2",
+        "qwen3_next" => "qwen3next",
+        "qwen3_5" | "qwen3_5_text" => "qwen35",
+        "qwen3_5_moe" | "qwen3_5_moe_text" => "qwen35moe",
         other => other,
     };
     let key = |suffix: &str| format!("{architecture}.{suffix}");
+    let dense = config.experts.map_or(config.intermediate, |experts| match experts.dense {
+        0 => config.intermediate,
+        _ => experts.dense_width,
+    });
+    let eps = match config.family.centered {
+        true => "attention.layer_norm_epsilon",
+        false => "attention.layer_norm_rms_epsilon",
+    };
+    // Stretched when it is written.
+    let theta = match config.rope.scaling {
+        RopeScaling::NtkAlpha { alpha } => {
+            let dim = config.rope.rotary_dim as f64;
+            config.rope.theta * alpha.powf(dim / (dim - 2.0))
+        }
+        _ => config.rope.theta,
+    };
     let mut writer = Writer::new(architecture)
         .u32(&key("embedding_length"), config.hidden as u32)
         .u32(&key("block_count"), config.layers as u32)
         .u32(&key("attention.head_count"), config.heads as u32)
-        .u32(&key("attention.head_count_kv"), config.kv_heads as u32)
-        .u32(&key("attention.key_length"), config.head_dim as u32)
-        .u32(&key("attention.value_length"), config.head_dim as u32)
-        .u32(&key("feed_forward_length"), config.intermediate as u32)
+        .u32(&key("feed_forward_length"), dense as u32)
         .u32(&key("context_length"), config.max_position as u32)
         .u32(&key("vocab_size"), config.vocab as u32)
         .u32(&key("rope.dimension_count"), config.rope.rotary_dim as u32)
-        .f32(&key("rope.freq_base"), config.rope.theta as f32)
-        .f32(&key("attention.layer_norm_rms_epsilon"), config.eps);
+        .f32(&key("rope.freq_base"), theta as f32)
+        .f32(&key(eps), config.eps);
+    writer = mixers(config, writer, &key);
     if let Some(experts) = config.experts {
         writer = writer
             .u32(&key("expert_count"), experts.count as u32)
             .u32(&key("expert_used_count"), experts.chosen as u32)
             .u32(&key("expert_feed_forward_length"), config.intermediate as u32);
-        if experts.routing == Routing::AmongAll {
-            writer = writer.flag(&key("expert_weights_norm"), false);
+        let shares = matches!(experts.routing, Routing::AmongAll | Routing::Sigmoid);
+        if shares || architecture == "deepseek2" {
+            writer = writer.flag(&key("expert_weights_norm"), !shares);
         }
+        writer = experts_of(config, &experts, writer, &key);
+    }
+    if config.family.logit_scale.is_some() {
+        writer = writer.f32(&key("logit_scale"), (1.0 / config.logit_divisor) as f32);
     }
     if config.family.multipliers {
         let Some(EmbeddingScale::Number(embedding)) = config.embedding_scale else {
@@ -206,7 +245,7 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     let base = |i: usize| config.rope.theta.powf(-(2.0 * i as f64) / config.rope.rotary_dim as f64);
     let vector = |values: &[f64]| values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect::<Vec<u8>>();
     match &config.rope.scaling {
-        RopeScaling::None | RopeScaling::Factors { .. } => writer,
+        RopeScaling::None | RopeScaling::Factors { .. } | RopeScaling::NtkAlpha { .. } => writer,
         RopeScaling::Linear { factor } => {
             writer.text(&key("rope.scaling.type"), "linear").f32(&key("rope.scaling.factor"), *factor as f32)
         }
@@ -216,6 +255,13 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
                 table.inv_freq.iter().enumerate().map(|(i, freq)| base(i) / f64::from(*freq)).collect();
             writer.tensor("rope_freqs.weight", &[factors.len()], 0, &vector(&factors))
         }
+        RopeScaling::Yarn(yarn) if config.family.latent => writer
+            .text(&key("rope.scaling.type"), "yarn")
+            .f32(&key("rope.scaling.factor"), yarn.factor as f32)
+            .u32(&key("rope.scaling.original_context_length"), yarn.original_max_position as u32)
+            .f32(&key("rope.scaling.yarn_log_multiplier"), (0.1 * yarn.all_dim.unwrap_or(0.0)) as f32)
+            .f32(&key("rope.scaling.yarn_beta_fast"), yarn.beta_fast as f32)
+            .f32(&key("rope.scaling.yarn_beta_slow"), yarn.beta_slow as f32),
         RopeScaling::Yarn(yarn) => writer
             .text(&key("rope.scaling.type"), "yarn")
             .f32(&key("rope.scaling.factor"), yarn.factor as f32)
@@ -233,6 +279,75 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
                 .tensor("rope_factors_long.weight", &[long_factor.len()], 0, &vector(long_factor))
                 .tensor("rope_factors_short.weight", &[short_factor.len()], 0, &vector(short_factor))
         }
+    }
+}
+
+/// What attends, or keeps states.
+fn mixers(config: &Config, writer: Writer, key: &impl Fn(&str) -> String) -> Writer {
+    let heads = |writer: Writer| {
+        writer
+            .u32(&key("attention.head_count_kv"), config.kv_heads as u32)
+            .u32(&key("attention.key_length"), config.head_dim as u32)
+            .u32(&key("attention.value_length"), config.head_dim as u32)
+    };
+    let attends = |mixer: &Mixer| *mixer == Mixer::Attention;
+    match config.mixers.iter().find(|mixer| !attends(mixer)) {
+        None | Some(Mixer::Attention) => heads(writer),
+        Some(Mixer::Latent(latent)) => {
+            let q_rank = latent.q_rank.unwrap_or(0) as u32;
+            writer
+                .u32(&key("attention.head_count_kv"), 1)
+                .u32(&key("attention.key_length"), latent.key_dim() as u32)
+                .u32(&key("attention.value_length"), latent.rank as u32)
+                .u32(&key("attention.key_length_mla"), latent.query_dim() as u32)
+                .u32(&key("attention.value_length_mla"), latent.value_dim as u32)
+                .u32(&key("attention.kv_lora_rank"), latent.rank as u32)
+                .u32(&key("attention.q_lora_rank"), q_rank)
+        }
+        Some(Mixer::Conv(conv)) => {
+            let of = |mixer| if attends(mixer) { config.kv_heads as i32 } else { 0 };
+            let kv_heads: Vec<i32> = config.mixers.iter().map(of).collect();
+            writer
+                .i32s(&key("attention.head_count_kv"), &kv_heads)
+                .u32(&key("shortconv.l_cache"), conv.taps as u32)
+        }
+        Some(Mixer::Delta(net)) => {
+            let recurrent: Vec<bool> = config.mixers.iter().map(|mixer| !attends(mixer)).collect();
+            heads(writer)
+                .u32(&key("ssm.conv_kernel"), net.taps as u32)
+                .u32(&key("ssm.state_size"), net.key_dim as u32)
+                .u32(&key("ssm.group_count"), net.key_heads as u32)
+                .u32(&key("ssm.time_step_rank"), net.value_heads as u32)
+                .u32(&key("ssm.inner_size"), (net.value_heads * net.value_dim) as u32)
+                .flags(&key("attention.recurrent_layers"), &recurrent)
+        }
+    }
+}
+
+/// What few mixtures of experts have.
+fn experts_of(config: &Config, experts: &Experts, writer: Writer, key: &impl Fn(&str) -> String) -> Writer {
+    let Some(mixture) = config.family.mixture else { return writer };
+    let mut writer = writer;
+    if mixture.dense.is_some() {
+        writer = writer.u32(&key("leading_dense_block_count"), experts.dense as u32);
+    }
+    if mixture.scale.is_some() {
+        writer = writer.f32(&key("expert_weights_scale"), experts.scale as f32);
+    }
+    if experts.routing.is_sigmoid() {
+        writer = writer.u32(&key("expert_gating_func"), 2);
+    }
+    if let Some(groups) = experts.groups {
+        writer = writer
+            .u32(&key("expert_group_count"), groups.count as u32)
+            .u32(&key("expert_group_used_count"), groups.kept as u32);
+    }
+    match (mixture.shared, experts.shared) {
+        (_, None) | (Shared::Never, _) => writer,
+        (Shared::Counted { .. }, Some(width)) => {
+            writer.u32(&key("expert_shared_count"), (width / config.intermediate) as u32)
+        }
+        (_, Some(width)) => writer.u32(&key("expert_shared_feed_forward_length"), width as u32),
     }
 }
 
@@ -267,18 +382,68 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
         ("mlp.experts.gate_proj", "ffn_gate_exps"),
         ("mlp.experts.up_proj", "ffn_up_exps"),
         ("mlp.experts.down_proj", "ffn_down_exps"),
+        ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+        ("self_attn.q_a_proj", "attn_q_a"),
+        ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+        ("self_attn.q_b_proj", "attn_q_b"),
+        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+        ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        ("conv.in_proj", "shortconv.in_proj"),
+        ("conv.out_proj", "shortconv.out_proj"),
     ]
     .into();
     let mut stacked: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    let interleaved = ["llama", "mistral", "mistral3", "mixtral", "smollm3", "granite", "ernie4_5"]
-        .contains(&config.family.model_type);
-    for spec in weight_specs(config).iter().flat_map(|weight| &weight.parts) {
+    let interleaved = [
+        "llama",
+        "mistral",
+        "mistral3",
+        "mixtral",
+        "smollm3",
+        "granite",
+        "granitemoe",
+        "granitemoeshared",
+        "cohere2",
+        "ernie4_5",
+        "ernie4_5_moe",
+    ]
+    .contains(&config.family.model_type);
+    for weight in weight_specs(config).iter() {
+        match others::stored(checkpoint, weight) {
+            Some(tensors) => {
+                for (name, shape, kind, bytes) in tensors {
+                    writer = writer.tensor(&name, &shape, kind, &bytes);
+                }
+            }
+            None => writer = parts_of(checkpoint, weight, writer, &names, &mut stacked, interleaved),
+        }
+    }
+    writer
+}
+
+/// The tensors of a weight that has nothing but names of its own.
+fn parts_of(
+    checkpoint: &Checkpoint,
+    weight: &WeightSpec,
+    mut writer: Writer,
+    names: &BTreeMap<&str, &str>,
+    stacked: &mut BTreeMap<String, Vec<u8>>,
+    interleaved: bool,
+) -> Writer {
+    let config = checkpoint.config();
+    for spec in &weight.parts {
         let TensorSpec { name, shape, .. } = spec;
         let tensor = checkpoint.tensor(spec).unwrap_or_else(|error| panic!("{error}"));
         let values = tensor.read().unwrap_or_else(|error| panic!("{error}"));
         let mut bytes = values.bytes.into_owned();
         let stored = match name.as_str() {
             "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
+            "model.norm.weight" if config.family.short_conv => "token_embd_norm.weight".to_owned(),
             "model.norm.weight" => "output_norm.weight".to_owned(),
             "lm_head.weight" => "output.weight".to_owned(),
             other => {
@@ -294,9 +459,10 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
                 if interleaved && heads > 0 {
                     bytes = interleave(&bytes, shape[0], heads);
                 }
-                let behind = config.family.norms != Norms::Before
+                let behind = matches!(config.family.norms, Norms::Around | Norms::After)
                     || config.family.sinks
-                    || config.family.model_type == "seed_oss";
+                    || config.family.delta.is_some()
+                    || ["seed_oss", "glm4_moe"].contains(&config.family.model_type);
                 let part = match &*part {
                     "post_attention_layernorm" if behind => "post_attention_norm",
                     "attn_sinks" => "attn_sinks",

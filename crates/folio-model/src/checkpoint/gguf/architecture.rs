@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::config::Reader;
 use crate::error::Result;
-use crate::family::{FAMILIES, Family, Mixture, Window};
+use crate::family::{Choice, FAMILIES, Family, LocalRope, Mixture, QkNorm, Shared, Window};
 
 /// An architecture of llama.cpp that is a family of ours.
 pub struct Architecture {
@@ -19,6 +19,12 @@ pub struct Architecture {
     pub wide_queries: Option<u64>,
     /// No layer has a window where no key gives its size; elsewhere that is the family's default.
     pub window_needs_key: bool,
+    /// Of several rows of one name the last is meant whose key has at least this value.
+    pub when: Option<(&'static str, f64)>,
+    /// What it means that no key says whether weights of the chosen experts add up to one.
+    pub weights_normalized: bool,
+    /// Value heads of a delta net lie one after another of each key head in turn.
+    pub tiled: bool,
     /// Bounds of YaRN's ramp are not rounded, which no key says.
     pub yarn_unrounded: bool,
 }
@@ -29,23 +35,54 @@ const LLAMA: Architecture = Architecture {
     interleaved: true,
     wide_queries: None,
     window_needs_key: false,
+    when: None,
+    weights_normalized: true,
+    tiled: false,
     yarn_unrounded: false,
 };
+
+const SOME_EXPERTS: Option<(&str, f64)> = Some(("expert_count", 1.0));
 
 const fn plain(name: &'static str, model_type: &'static str) -> Architecture {
     Architecture { name, model_type, interleaved: false, ..LLAMA }
 }
 
-/// Of two rows of one name the second is meant where there are experts.
+/// See [`Architecture::when`].
 pub const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
-    Architecture { model_type: "mixtral", ..LLAMA },
+    Architecture { model_type: "mixtral", when: SOME_EXPERTS, ..LLAMA },
     plain("qwen2", "qwen2"),
     plain("qwen3", "qwen3"),
     plain("qwen3moe", "qwen3_moe"),
     Architecture { name: "smollm3", model_type: "smollm3", ..LLAMA },
+    plain("glm4moe", "glm4_moe"),
+    Architecture { weights_normalized: false, ..plain("deepseek2", "deepseek_v2") },
+    Architecture {
+        weights_normalized: false,
+        when: Some(("expert_gating_func", 2.0)),
+        ..plain("deepseek2", "deepseek_v3")
+    },
+    plain("qwen3next", "qwen3_next"),
+    Architecture { tiled: true, ..plain("qwen35", "qwen3_5_text") },
+    Architecture { tiled: true, ..plain("qwen35moe", "qwen3_5_moe_text") },
+    plain("olmo2", "olmo2"),
+    Architecture { when: Some(("attention.sliding_window", 1.0)), ..plain("olmo2", "olmo3") },
+    plain("minimax-m2", "minimax_m2"),
     Architecture { name: "granite", model_type: "granite", ..LLAMA },
+    Architecture { name: "granitemoe", model_type: "granitemoe", ..LLAMA },
+    Architecture {
+        name: "granitemoe",
+        model_type: "granitemoeshared",
+        when: Some(("expert_shared_feed_forward_length", 1.0)),
+        ..LLAMA
+    },
+    Architecture { name: "cohere2", model_type: "cohere2", ..LLAMA },
+    plain("hunyuan-dense", "hunyuan_v1_dense"),
+    plain("hunyuan-moe", "hunyuan_v1_moe"),
+    plain("lfm2", "lfm2"),
+    plain("lfm2moe", "lfm2_moe"),
     Architecture { name: "ernie4_5", model_type: "ernie4_5", ..LLAMA },
+    Architecture { name: "ernie4_5-moe", model_type: "ernie4_5_moe", ..LLAMA },
     plain("seed_oss", "seed_oss"),
     Architecture { window_needs_key: true, ..plain("exaone4", "exaone4") },
     plain("phi3", "phi3"),
@@ -74,15 +111,35 @@ impl Architecture {
 }
 
 /// Keys (after the architecture's name) of a mixture of experts, which mean another decoder unless they have one of these values.
-pub const NEUTRAL_EXPERTS: &[(&str, &[f64])] = &[
-    ("expert_shared_count", &[0.0]),
-    ("expert_shared_feed_forward_length", &[0.0]),
-    ("expert_group_count", &[0.0, 1.0]),
-    ("expert_weights_scale", &[0.0, 1.0]),
-    // Softmax over all logits, or over those of the chosen.
-    ("expert_gating_func", &[0.0, 1.0, 3.0]),
-    ("leading_dense_block_count", &[0.0]),
-];
+const NEUTRAL_EXPERTS: &[(&str, &[f64])] =
+    &[("interleave_moe_layer_step", &[0.0, 1.0]), ("moe_latent_size", &[0.0])];
+
+/// The same of families whose row has nothing of this kind.
+const NEUTRAL_SHARED: &[(&str, &[f64])] =
+    &[("expert_shared_count", &[0.0]), ("expert_shared_feed_forward_length", &[0.0])];
+const NEUTRAL_GROUPS: &[(&str, &[f64])] = &[("expert_group_count", &[0.0, 1.0])];
+const NEUTRAL_SCALE: &[(&str, &[f64])] = &[("expert_weights_scale", &[0.0, 1.0])];
+const NEUTRAL_DENSE: &[(&str, &[f64])] = &[("leading_dense_block_count", &[0.0])];
+/// Softmax over all logits, or over those of the chosen.
+const BY_LOGITS: &[(&str, &[f64])] = &[("expert_gating_func", &[0.0, 1.0, 3.0])];
+const BY_SIGMOIDS: &[(&str, &[f64])] = &[("expert_gating_func", &[0.0, 2.0])];
+
+/// What a mixture of experts does not take.
+pub fn neutral_of(mixture: &Mixture) -> Vec<(&'static str, &'static [f64])> {
+    let by_sigmoids = matches!(mixture.choice, Choice::BiasedSigmoids { .. });
+    let grouped = by_sigmoids || mixture.choice == Choice::GroupedLogits;
+    let mut neutral = NEUTRAL_EXPERTS.to_vec();
+    neutral.extend(if by_sigmoids { BY_SIGMOIDS } else { BY_LOGITS });
+    for (has, keys) in [
+        (mixture.shared != Shared::Never, NEUTRAL_SHARED),
+        (grouped, NEUTRAL_GROUPS),
+        (mixture.scale.is_some(), NEUTRAL_SCALE),
+        (mixture.dense.is_some(), NEUTRAL_DENSE),
+    ] {
+        neutral.extend(keys.iter().filter(|_| !has));
+    }
+    neutral
+}
 
 impl Reader<'_> {
     /// What this architecture adds to the fields of a config.json, which has the others.
@@ -120,9 +177,11 @@ impl Reader<'_> {
             map.insert("query_pre_attn_scalar".into(), json!(scalar));
         }
         let local = self.number("rope.freq_base_swa")?;
-        match (family.local_rope_theta, local) {
-            (Some(_), Some(theta)) => drop(map.insert("rope_local_base_freq".into(), json!(theta))),
-            (None, Some(theta)) if map["rope_theta"] != json!(theta) => {
+        match (family.local_rope, local) {
+            (Some(LocalRope::Own(_)), Some(theta)) => {
+                drop(map.insert("rope_local_base_freq".into(), json!(theta)))
+            }
+            (_, Some(theta)) if map["rope_theta"] != json!(theta) => {
                 let what = format!("`{}` = {theta}", self.key("rope.freq_base_swa"));
                 return Err(self.unsupported(what, "one rotation for all layers"));
             }
@@ -134,6 +193,22 @@ impl Reader<'_> {
                 None if !self.architecture.window_needs_key => {}
                 _ => drop(map.insert("sliding_window".into(), Json::Null)),
             }
+        }
+        if family.logit_scale.is_some() {
+            let scale = self.number("logit_scale")?.ok_or_else(|| self.missing("logit_scale"))?;
+            map.insert("logit_scale".into(), json!(scale));
+        }
+        if let QkNorm::Stated(field) = family.qk_norm {
+            map.insert(field.into(), json!((self.find)("blk.0.attn_q_norm.weight").is_some()));
+        }
+        if family.short_conv {
+            self.short_conv(map)?;
+        }
+        if family.delta.is_some() {
+            self.delta_net(map)?;
+        }
+        if family.latent {
+            self.latent(map)?;
         }
         family.mixture.map_or(Ok(()), |mixture| self.experts(&mixture, map))
     }
@@ -147,7 +222,96 @@ impl Reader<'_> {
         }
         if let Some((field, _)) = mixture.normalized {
             let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?;
-            map.insert(field.into(), json!(normalized.unwrap_or(true)));
+            map.insert(field.into(), json!(normalized.unwrap_or(self.architecture.weights_normalized)));
+        }
+        if mixture.scale.is_some() {
+            let scale = self.number("expert_weights_scale")?.filter(|scale| *scale != 0.0);
+            map.insert("routed_scaling_factor".into(), json!(scale.unwrap_or(1.0)));
+        }
+        if let Some((field, _)) = mixture.dense {
+            let dense = self.integer("leading_dense_block_count")?;
+            map.insert(field.into(), json!(dense.unwrap_or(0)));
+        }
+        match mixture.shared {
+            Shared::Never => {}
+            Shared::Gated(field) | Shared::Halves(field) | Shared::Width(field) => {
+                let width = self.integer("expert_shared_feed_forward_length")?;
+                map.insert(field.into(), json!(width));
+            }
+            Shared::Counted { field, .. } => {
+                map.insert(field.into(), json!(self.integer("expert_shared_count")?));
+            }
+        }
+        let groups = self.integer("expert_group_count")?.filter(|groups| *groups > 1);
+        let kept = self.integer("expert_group_used_count")?.filter(|kept| *kept > 0);
+        match (mixture.choice, groups) {
+            (Choice::GroupedLogits, Some(_)) => {
+                map.insert("topk_method".into(), json!("group_limited_greedy"));
+            }
+            (Choice::BiasedSigmoids { .. } | Choice::GroupedLogits, _) => {}
+            (Choice::Logits | Choice::BiasedShares, _) => return Ok(()),
+        }
+        map.insert("n_group".into(), json!(groups.unwrap_or(1)));
+        map.insert("topk_group".into(), json!(kept.or(groups).unwrap_or(1)));
+        Ok(())
+    }
+
+    /// Layers without heads of K and V are short convolutions.
+    fn short_conv(&self, map: &mut Map<String, Json>) -> Result<()> {
+        let heads = self.kv_heads_of_layers()?;
+        let types = heads.iter().map(|heads| if *heads == 0.0 { "conv" } else { "full_attention" });
+        map.insert("layer_types".into(), types.collect());
+        let taps = self.integer("shortconv.l_cache")?.ok_or_else(|| self.missing("shortconv.l_cache"))?;
+        map.insert("conv_L_cache".into(), json!(taps));
+        map.insert("block_auto_adjust_ff_dim".into(), json!(false));
+        Ok(())
+    }
+
+    fn delta_net(&self, map: &mut Map<String, Json>) -> Result<()> {
+        let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        let (heads, values) = (needed("ssm.time_step_rank")?, needed("ssm.inner_size")?);
+        if heads == 0 || !values.is_multiple_of(heads) {
+            let problem = format!("is {values}, not a multiple of ssm.time_step_rank = {heads}");
+            return Err(self.metadata.problem(&self.key("ssm.inner_size"), problem));
+        }
+        for (field, value) in [
+            ("linear_num_key_heads", needed("ssm.group_count")?),
+            ("linear_num_value_heads", heads),
+            ("linear_key_head_dim", needed("ssm.state_size")?),
+            ("linear_value_head_dim", values / heads),
+            ("linear_conv_kernel_dim", needed("ssm.conv_kernel")?),
+        ] {
+            map.insert(field.into(), json!(value));
+        }
+        if let Some(every) = self.integer("full_attention_interval")? {
+            map.insert("full_attention_interval".into(), json!(every));
+        }
+        if let Some(recurrent) = self.metadata.flags(&self.key("attention.recurrent_layers"))? {
+            let layers = map["num_hidden_layers"].as_u64().unwrap_or(0) as usize;
+            let name = |recurrent: &bool| if *recurrent { "linear_attention" } else { "full_attention" };
+            // Those behind the last one, which propose drafts, may be among them.
+            map.insert("layer_types".into(), recurrent.iter().take(layers).map(name).collect());
+        }
+        Ok(())
+    }
+
+    /// Sizes of latent attention, which llama.cpp describes as attention of one head of K and V.
+    fn latent(&self, map: &mut Map<String, Json>) -> Result<()> {
+        let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        let (key, rotated) = (needed("attention.key_length_mla")?, needed("rope.dimension_count")?);
+        let Some(nope) = key.checked_sub(rotated) else {
+            let problem = format!("is {key}, less than rope.dimension_count = {rotated}");
+            return Err(self.metadata.problem(&self.key("attention.key_length_mla"), problem));
+        };
+        let q_rank = self.integer("attention.q_lora_rank")?.filter(|rank| *rank > 0);
+        map.insert("q_lora_rank".into(), json!(q_rank));
+        for (field, value) in [
+            ("kv_lora_rank", needed("attention.kv_lora_rank")?),
+            ("qk_nope_head_dim", nope),
+            ("qk_rope_head_dim", rotated),
+            ("v_head_dim", needed("attention.value_length_mla")?),
+        ] {
+            map.insert(field.into(), json!(value));
         }
         Ok(())
     }

@@ -7,45 +7,44 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::{self, ARCHITECTURES, Architecture, NEUTRAL_EXPERTS};
-use super::names::{Names, ROPE_FREQS, ROPE_LONG, ROPE_SHORT};
+use super::architecture::{self, ARCHITECTURES, Architecture, neutral_of};
+use super::names::{self, Names, ROPE_FREQS, ROPE_LONG, ROPE_SHORT};
 use super::vocabulary::Vocabulary;
 use super::{Metadata, TensorInfo, Value};
 use crate::backend::DType;
 use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
-use crate::config::{Config, rotated_layers};
+use crate::config::{Config, Mixer, rotated_layers};
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, ExpertTensors, Fusion, Norms, Window};
+use crate::family::{Bias, DeltaTensors, ExpertTensors, Fusion, Norms, Shared, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
 /// Keys (after the architecture's name) that mean another decoder unless they have one of these values.
 const NEUTRAL: &[(&str, &[f64])] = &[
-    ("nextn_predict_layers", &[0.0]),
     ("attention.clamp_kqv", &[0.0]),
     ("attention.max_alibi_bias", &[0.0]),
     ("attention.temperature_scale", &[0.0]),
     ("attention.temperature_length", &[0.0]),
-    ("attention.q_lora_rank", &[0.0]),
-    ("attention.kv_lora_rank", &[0.0]),
     ("attention.shared_kv_layers", &[0.0]),
     ("rope.scaling.alpha", &[0.0]),
-    ("rope.scaling.yarn_log_multiplier", &[0.0]),
     ("rope.scaling.yarn_ext_factor", &[1.0]),
 ];
 
-/// The same, where the family has no mixture of experts, and no soft caps.
+/// The same, where the family has no latents, no mixture of experts, and no soft caps.
+const NEUTRAL_KEYS: &[(&str, &[f64])] = &[
+    ("attention.q_lora_rank", &[0.0]),
+    ("attention.kv_lora_rank", &[0.0]),
+    ("rope.scaling.yarn_log_multiplier", &[0.0]),
+];
 const NEUTRAL_DENSE: &[(&str, &[f64])] = &[("expert_count", &[0.0]), ("expert_used_count", &[0.0])];
 const NEUTRAL_UNCAPPED: &[(&str, &[f64])] =
     &[("attn_logit_softcapping", &[0.0]), ("final_logit_softcapping", &[0.0])];
 /// The same, where the family has no multipliers.
-const NEUTRAL_UNSCALED: &[(&str, &[f64])] = &[
-    ("logit_scale", &[0.0, 1.0]),
-    ("residual_scale", &[0.0, 1.0]),
-    ("embedding_scale", &[0.0, 1.0]),
-    ("attention.scale", &[0.0]),
-];
+const NEUTRAL_UNSCALED: &[(&str, &[f64])] =
+    &[("residual_scale", &[0.0, 1.0]), ("embedding_scale", &[0.0, 1.0]), ("attention.scale", &[0.0])];
+/// The same, where logits are not scaled either.
+const NEUTRAL_LOGITS: &[(&str, &[f64])] = &[("logit_scale", &[0.0, 1.0])];
 
 /// What the metadata says.
 pub struct Described {
@@ -64,10 +63,17 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
     let Some(name) = metadata.text("general.architecture")? else {
         return Err(metadata.problem("general.architecture", "is missing: it names the model family"));
     };
-    let experts = metadata.integer(&format!("{name}.expert_count"))?.is_some_and(|count| count > 0);
-    let mut rows = ARCHITECTURES.iter().filter(|architecture| architecture.name == name);
-    let first = rows.next();
-    let Some(architecture) = rows.next().filter(|_| experts).or(first) else {
+    let mut found = None;
+    for architecture in ARCHITECTURES.iter().filter(|architecture| architecture.name == name) {
+        let holds = match architecture.when {
+            Some((suffix, least)) => {
+                metadata.number(&format!("{name}.{suffix}"))?.is_some_and(|value| value >= least)
+            }
+            None => true,
+        };
+        found = Some(architecture).filter(|_| holds).or(found);
+    }
+    let Some(architecture) = found else {
         return Err(ModelError::Family {
             file: metadata.file().to_owned(),
             family: name.chars().take(60).collect(),
@@ -88,6 +94,7 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
         kv_heads: config.kv_heads,
         post_norms: config.family.norms == Norms::Around,
         router: config.family.mixture.map(|mixture| mixture.router),
+        own: names::own(&config.family),
     };
     if names.interleaved && config.rope.rotary_dim != config.head_dim {
         let key = reader.key("rope.dimension_count");
@@ -110,7 +117,7 @@ const INTEGERS: &[(&str, &str)] = &[
 pub(super) struct Reader<'a> {
     pub(super) metadata: Metadata<'a>,
     pub(super) architecture: &'static Architecture,
-    find: Find<'a>,
+    pub(super) find: Find<'a>,
 }
 
 impl Reader<'_> {
@@ -151,10 +158,18 @@ impl Reader<'_> {
 
     fn refuse_unsupported(&self) -> Result<()> {
         let family = self.architecture.family();
-        let experts = if family.mixture.is_some() { NEUTRAL_EXPERTS } else { NEUTRAL_DENSE };
+        let experts = match &family.mixture {
+            Some(mixture) => neutral_of(mixture),
+            None => NEUTRAL_DENSE.to_vec(),
+        };
+        let keys = if family.latent { &[] } else { NEUTRAL_KEYS };
+        let scaled = family.multipliers || family.logit_scale.is_some();
+        let logits = if scaled { &[] } else { NEUTRAL_LOGITS };
         let caps = if family.softcaps.is_some() { &[] } else { NEUTRAL_UNCAPPED };
         let scales = if family.multipliers { &[] } else { NEUTRAL_UNSCALED };
-        for (suffix, neutral) in NEUTRAL.iter().chain(experts).chain(caps).chain(scales) {
+        for (suffix, neutral) in
+            NEUTRAL.iter().chain(&experts).chain(keys).chain(logits).chain(caps).chain(scales)
+        {
             if let Some(found) = self.number(suffix)?.filter(|found| !neutral.contains(found)) {
                 let what = format!("`{}` = {found}", self.key(suffix));
                 return Err(self.unsupported(what, "decoders without it"));
@@ -175,25 +190,49 @@ impl Reader<'_> {
             let value = self.integer(suffix)?.ok_or_else(|| self.missing(suffix))?;
             map.insert((*field).into(), json!(value));
         }
+        // Layers that propose drafts are counted there, and lie behind the others.
+        let drafting = self.integer("nextn_predict_layers")?.unwrap_or(0);
+        if let Some(blocks) = map["num_hidden_layers"].as_u64().filter(|_| drafting > 0) {
+            let Some(layers) = blocks.checked_sub(drafting).filter(|layers| *layers > 0) else {
+                let problem = format!("is {drafting} of block_count = {blocks}");
+                return Err(self.metadata.problem(&self.key("nextn_predict_layers"), problem));
+            };
+            map.insert("num_hidden_layers".into(), json!(layers));
+        }
+        let family = self.architecture.family();
         let (hidden, heads) = (map["hidden_size"].as_u64(), map["num_attention_heads"].as_u64());
-        let kv_heads = self.integer("attention.head_count_kv")?.or(heads);
+        let kv_heads = match family {
+            family if family.latent => heads,
+            family if family.short_conv => {
+                let heads = self.kv_heads_of_layers()?;
+                let mut some = heads.iter().filter(|heads| **heads != 0.0);
+                let first = some.next().copied();
+                if some.any(|heads| Some(*heads) != first) {
+                    let key = self.key("attention.head_count_kv");
+                    return Err(self.metadata.problem(&key, "differs between layers that attend"));
+                }
+                first.map(|first| first as u64)
+            }
+            _ => self.integer("attention.head_count_kv")?.or(heads),
+        };
         map.insert("num_key_value_heads".into(), json!(kv_heads));
         let even = hidden.zip(heads).and_then(|(hidden, heads)| hidden.checked_div(heads));
         let head_dim = self.integer("attention.key_length")?.or(even).unwrap_or(0);
         map.insert("head_dim".into(), json!(head_dim));
-        if let Some(value_dim) = self.integer("attention.value_length")?.filter(|dim| *dim != head_dim) {
+        let value_dim = self.integer("attention.value_length")?.filter(|_| !family.latent);
+        if let Some(value_dim) = value_dim.filter(|dim| *dim != head_dim) {
             let what =
                 format!("`{}` = {value_dim} beside keys of {head_dim}", self.key("attention.value_length"));
             return Err(self.unsupported(what, "keys and values of one length"));
         }
-        let eps = self.number("attention.layer_norm_rms_epsilon")?;
-        let eps = eps.ok_or_else(|| self.missing("attention.layer_norm_rms_epsilon"))?;
-        map.insert("rms_norm_eps".into(), json!(eps));
+        let eps = self.number(self.eps_key())?.ok_or_else(|| self.missing(self.eps_key()))?;
+        map.insert(family.eps_field.into(), json!(eps));
         map.insert("rope_theta".into(), json!(self.number("rope.freq_base")?.unwrap_or(10_000.0)));
         let rotated = self.integer("rope.dimension_count")?.unwrap_or(head_dim);
-        if rotated != head_dim {
+        if !family.latent {
             // Half a dimension more, so that rounding down gives exactly `rotated`.
-            map.insert("partial_rotary_factor".into(), json!((rotated as f64 + 0.5) / head_dim as f64));
+            let part = if rotated == head_dim { 1.0 } else { (rotated as f64 + 0.5) / head_dim as f64 };
+            map.insert("partial_rotary_factor".into(), json!(part));
         }
         if let Some(scaling) = self.scaling()? {
             map.insert("rope_scaling".into(), scaling);
@@ -214,7 +253,7 @@ impl Reader<'_> {
         for (field, suffix) in [
             ("num_key_value_heads", "attention.head_count_kv"),
             ("head_dim", "attention.key_length"),
-            ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+            (self.architecture.family().eps_field, self.eps_key()),
             ("rope_theta", "rope.freq_base"),
             ("partial_rotary_factor", "rope.dimension_count"),
             ("rope_scaling", "rope.scaling.type"),
@@ -230,6 +269,21 @@ impl Reader<'_> {
             ("num_local_experts", "expert_count"),
             ("num_experts_per_tok", "expert_used_count"),
             ("moe_intermediate_size", "expert_feed_forward_length"),
+            ("logit_scale", "logit_scale"),
+            ("routed_scaling_factor", "expert_weights_scale"),
+            ("n_group", "expert_group_count"),
+            ("topk_group", "expert_group_used_count"),
+            ("conv_L_cache", "shortconv.l_cache"),
+            ("linear_num_key_heads", "ssm.group_count"),
+            ("linear_num_value_heads", "ssm.time_step_rank"),
+            ("linear_key_head_dim", "ssm.state_size"),
+            ("linear_value_head_dim", "ssm.inner_size"),
+            ("linear_conv_kernel_dim", "ssm.conv_kernel"),
+            ("q_lora_rank", "attention.q_lora_rank"),
+            ("kv_lora_rank", "attention.kv_lora_rank"),
+            ("qk_nope_head_dim", "attention.key_length_mla"),
+            ("qk_rope_head_dim", "rope.dimension_count"),
+            ("v_head_dim", "attention.value_length_mla"),
             ("rope_scaling.original_max_position_embeddings", "rope.scaling.original_context_length"),
         ] {
             aliases.push((field, self.key(suffix)));
@@ -238,6 +292,25 @@ impl Reader<'_> {
         aliases.push(("rope_scaling.short_factor", ROPE_SHORT.to_owned()));
         aliases.push(("vocab_size", "tokenizer.ggml.tokens".to_owned()));
         aliases
+    }
+
+    /// Of norms.
+    fn eps_key(&self) -> &'static str {
+        match self.architecture.family().centered {
+            true => "attention.layer_norm_epsilon",
+            false => "attention.layer_norm_rms_epsilon",
+        }
+    }
+
+    /// One number per layer.
+    pub(super) fn kv_heads_of_layers(&self) -> Result<Vec<f64>> {
+        let (suffix, blocks) = ("attention.head_count_kv", self.integer("block_count")?.unwrap_or(0));
+        let list = self.metadata.numbers(&self.key(suffix))?.ok_or_else(|| self.missing(suffix))?;
+        if list.len() as u64 != blocks {
+            let problem = format!("has {} entries for {blocks} layers", list.len());
+            return Err(self.metadata.problem(&self.key(suffix), problem));
+        }
+        Ok(list)
     }
 
     fn scaling(&self) -> Result<Option<Json>> {
@@ -272,6 +345,13 @@ impl Reader<'_> {
                     "original_max_position_embeddings": original,
                     "attention_factor": own * if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 },
                 });
+                if self.architecture.family().latent
+                    && let Some(weight) = self.number("rope.scaling.yarn_log_multiplier")?
+                {
+                    // A tenth of `mscale_all_dim`; cosines and sines are scaled by a quotient that is one.
+                    scaling["mscale_all_dim"] = json!(10.0 * weight);
+                    scaling["attention_factor"] = json!(1.0);
+                }
                 for (field, suffix) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
                     if let Some(beta) = self.number(&format!("rope.scaling.{suffix}"))? {
                         scaling[field] = json!(beta);
@@ -329,6 +409,15 @@ impl Reader<'_> {
         config.norm_offset = 0.0;
         if let Some(mixture) = &mut config.family.mixture {
             mixture.stored = ExpertTensors::Stacked;
+            if let Shared::Halves(width) = mixture.shared {
+                mixture.shared = Shared::Width(width);
+            }
+        }
+        if let Some(stored) = &mut config.family.delta {
+            *stored = match stored {
+                DeltaTensors::ByKeyHead => DeltaTensors::GgmlByKeyHead,
+                _ => DeltaTensors::GgmlEach,
+            };
         }
         let has = |tensor: &str| (self.find)(tensor).is_some();
         let optional = |rule: Bias| matches!(rule, Bias::Config(_));
@@ -340,6 +429,14 @@ impl Reader<'_> {
         }
         if optional(config.family.mlp_bias) {
             config.mlp_bias = has("blk.0.ffn_down.bias");
+        }
+        for mixer in &mut config.mixers {
+            match mixer {
+                // Files of before April 2025 have them together.
+                Mixer::Latent(latent) => latent.apart = !has("blk.0.attn_kv_b.weight"),
+                Mixer::Delta(net) => net.tiled = self.architecture.tiled,
+                Mixer::Attention | Mixer::Conv(_) => {}
+            }
         }
         Ok(())
     }
@@ -354,12 +451,12 @@ impl Reader<'_> {
             _ => None,
         };
         if self.metadata.is_array(&key) {
-            let list = self.metadata.numbers(&key)?.unwrap_or_default();
+            let list = self.metadata.flags(&key)?.unwrap_or_default();
             if list.len() != config.layers {
                 let problem = format!("has {} entries for {} layers", list.len(), config.layers);
                 return Err(self.metadata.problem(&key, problem));
             }
-            return Ok(list.into_iter().map(|sliding| sliding != 0.0).collect());
+            return Ok(list);
         }
         let every = self.metadata.integer(&key)?.or(every);
         Ok((1..=config.layers as u64)

@@ -133,6 +133,16 @@ impl<'a> Metadata<'a> {
         Ok(Some(texts))
     }
 
+    /// An array of booleans, or of numbers that are 0 where it is not so.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        match self.value(key) {
+            Some(Value::Array(array)) if array.element == Kind::Bool => {
+                Ok(Some(self.bytes[array.range.clone()].iter().map(|byte| *byte != 0).collect()))
+            }
+            _ => Ok(self.numbers(key)?.map(|numbers| numbers.iter().map(|number| *number != 0.0).collect())),
+        }
+    }
+
     /// An array of numbers of any kind.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let array = match self.value(key) {

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::family::{Family, Shared};
+
 /// Order of the rows of a stored matrix or vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
@@ -54,6 +56,71 @@ pub struct Names {
     pub post_norms: bool,
     /// The decoder's name of the router of a mixture of experts.
     pub router: Option<&'static str>,
+    /// What only some families have ([`own`]).
+    pub own: [Parts; 2],
+}
+
+/// Stored parts of a layer and what the decoder calls them; or whole names, which have no part.
+pub type Parts = &'static [(&'static str, &'static str)];
+
+const LATENT: Parts = &[
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_k_b", "self_attn.k_b_proj"),
+    ("attn_v_b", "self_attn.v_b_proj"),
+];
+
+const DELTA: Parts = &[
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_dt.bias", "linear_attn.dt_bias"),
+    ("ssm_a", "linear_attn.A_log"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+];
+
+const SHORT_CONV: Parts = &[
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.out_proj", "conv.out_proj"),
+    ("token_embd_norm.weight", "model.norm.weight"),
+];
+
+const SHARED: Parts = &[
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+
+const SHARED_GATED: Parts = &[
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
+
+/// What a family has instead of attention, and the expert that speaks for every token.
+pub fn own(family: &Family) -> [Parts; 2] {
+    let mixer = match family {
+        family if family.latent => LATENT,
+        family if family.delta.is_some() => DELTA,
+        family if family.short_conv => SHORT_CONV,
+        _ => &[],
+    };
+    let shared = match family.mixture.map(|mixture| mixture.shared) {
+        None | Some(Shared::Never) => &[],
+        Some(Shared::Gated(_)) => SHARED_GATED,
+        Some(_) => SHARED,
+    };
+    [mixer, shared]
 }
 
 /// Rotary factors: read with the configuration, no part of the decoder's weights.
@@ -71,10 +138,26 @@ impl Names {
             "output.weight" => return "lm_head.weight".to_owned(),
             _ => {}
         }
+        let known = |name: &str| {
+            let mut own = self.own.into_iter().flatten();
+            own.find(|(stored, _)| *stored == name).map(|(_, ours)| *ours)
+        };
+        if let Some(name) = known(stored) {
+            return name.to_owned();
+        }
         let Some((layer, rest)) = stored.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
             return stored.to_owned();
         };
+        if let Some(name) = known(rest) {
+            return format!("model.layers.{layer}.{name}");
+        }
+        if let Some(router) = self.router.filter(|_| rest == "exp_probs_b.bias") {
+            return format!("model.layers.{layer}.{router}.e_score_correction_bias");
+        }
         let (part, leaf) = rest.rsplit_once('.').unwrap_or((rest, ""));
+        if let Some(part) = known(part) {
+            return format!("model.layers.{layer}.{part}.{leaf}");
+        }
         let part = match part {
             "attn_norm" => "input_layernorm",
             "ffn_norm" if self.post_norms => "pre_feedforward_layernorm",
@@ -105,9 +188,17 @@ impl Names {
         format!("model.layers.{layer}.{part}.{leaf}")
     }
 
-    /// Shape of the tensor that the decoder calls `name`: experts follow each other.
+    /// Shape of the tensor that the decoder calls `name`: experts follow each other, and so do heads; sizes of one are put back.
     pub fn shape(&self, name: &str, stored: &[usize]) -> Vec<usize> {
-        let experts = name.contains(".mlp.experts.");
+        match *stored {
+            [channels, taps] if name.ends_with(".conv1d.weight") || name.ends_with(".conv.conv.weight") => {
+                return vec![channels, 1, taps];
+            }
+            [columns] if name.ends_with(".shared_expert_gate.weight") => return vec![1, columns],
+            _ => {}
+        }
+        let together = [".mlp.experts.", ".self_attn.k_b_proj.", ".self_attn.v_b_proj."];
+        let experts = together.iter().any(|part| name.contains(part));
         let kept = usize::from(!name.ends_with(".bias"));
         match stored.len().checked_sub(1 + kept) {
             Some(joined @ 1..) if experts => {
@@ -153,8 +244,15 @@ mod tests {
 
     #[test]
     fn what_the_decoder_lacks_stays_visible() {
-        let names =
-            Names { fused: false, interleaved: true, heads: 2, kv_heads: 1, post_norms: false, router: None };
+        let names = Names {
+            fused: false,
+            interleaved: true,
+            heads: 2,
+            kv_heads: 1,
+            post_norms: false,
+            router: None,
+            own: [&[]; 2],
+        };
         assert_eq!(names.decoder_name("blk.3.attn_q.bias"), "model.layers.3.self_attn.q_proj.bias");
         assert_eq!(names.decoder_name("blk.3.ffn_gate_exps.weight"), "model.layers.3.ffn_gate_exps.weight");
         assert_eq!(names.decoder_name("blk.3.attn_qkv.weight"), "model.layers.3.attn_qkv.weight");
@@ -172,6 +270,7 @@ mod tests {
             kv_heads: 1,
             post_norms: false,
             router: Some("mlp.gate"),
+            own: [&[]; 2],
         };
         let weight = names.decoder_name("blk.3.ffn_gate_exps.weight");
         assert_eq!(weight, "model.layers.3.mlp.experts.gate_proj.weight");

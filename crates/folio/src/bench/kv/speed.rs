@@ -248,6 +248,7 @@ fn program(backend: &mut CpuBackend, shape: Shape) -> Result<Program> {
             rope: None,
             q_norm: None,
             k_norm: None,
+            norm_last: false,
             norm_eps: 1e-6,
         });
         body.push(Op::WriteKv { qkv: qkv_buf, spec: layer });
