@@ -38,6 +38,9 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As [`GPT4O`], with runs of Chinese characters by themselves.
+const KIMI: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]*[[\p{Ll}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]+[[\p{Ll}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
 const PLAIN: Pre = Pre { names: &[], cuts: &[], ignore_merges: false, add_bos: false, nfc: false };
@@ -51,7 +54,11 @@ const TABLE: &[Pre] = &[
         add_bos: true,
         ..PLAIN
     },
-    Pre { names: &["dbrx", "smaug-bpe"], cuts: &[Cut::Regex(LLAMA3)], ..PLAIN },
+    Pre {
+        names: &["dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"],
+        cuts: &[Cut::Regex(LLAMA3)],
+        ..PLAIN
+    },
     Pre { names: &["qwen2", "megrez"], cuts: &[Cut::Regex(QWEN2)], nfc: true, ..PLAIN },
     Pre {
         names: &["deepseek-r1-qwen", "stablelm2", "hunyuan", "solar-open", "grok-2", "kormo"],
@@ -60,7 +67,25 @@ const TABLE: &[Pre] = &[
     },
     Pre { names: &["qwen35"], cuts: &[Cut::Regex(QWEN35)], nfc: true, ..PLAIN },
     Pre { names: &["tekken"], cuts: &[Cut::Regex(TEKKEN)], ignore_merges: true, add_bos: true, ..PLAIN },
-    Pre { names: &["gpt-4o", "llama4", "kanana2"], cuts: &[Cut::Regex(GPT4O)], ..PLAIN },
+    Pre { names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"], cuts: &[Cut::Regex(GPT4O)], ..PLAIN },
+    Pre { names: &["kimi-k2"], cuts: &[Cut::Regex(KIMI)], ..PLAIN },
+    Pre {
+        names: &["deepseek-llm"],
+        cuts: &[
+            Cut::Regex(r"[\r\n]"),
+            Cut::Regex(r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"),
+            Cut::Regex("\\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+"),
+            Cut::Regex(r"\s+$"),
+            Cut::Regex("[一-龥ࠀ-一가-\u{d7ff}]+"),
+            Cut::Digits,
+        ],
+        ..PLAIN
+    },
+    Pre {
+        names: &["falcon"],
+        cuts: &[Cut::Regex(r"[\p{P}\$\+<=>\^~\|`]+"), Cut::Regex(GPT2), Cut::Regex("[0-9][0-9][0-9]")],
+        ..PLAIN
+    },
     Pre { names: &["seed-coder"], cuts: &[Cut::Regex(SEED_CODER)], ..PLAIN },
     Pre {
         names: &["deepseek-v3", "hunyuan-dense"],
@@ -131,7 +156,40 @@ impl Pre {
 
 #[cfg(test)]
 mod tests {
+    use tokenizers::tokenizer::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
     use super::*;
+
+    /// Patterns that are tried one after another, as transformers' tokenizers cut with them.
+    #[test]
+    fn texts_are_cut_as_the_models_own_tokenizers_do() {
+        let cut = |name: &str, text: &str| -> Vec<String> {
+            let steps = find(name).expect("there is one").cuts.iter().map(|cut| match cut {
+                Cut::Regex(pattern) => {
+                    let pattern = SplitPattern::Regex((*pattern).to_owned());
+                    PreTokenizerWrapper::from(Split::new(pattern, Isolated, false).expect("compiles"))
+                }
+                Cut::Digits => Digits::new(true).into(),
+                Cut::Gpt2 => panic!("bytes are replaced"),
+            });
+            let mut pieces = PreTokenizedString::from(text);
+            Sequence::new(steps.collect()).pre_tokenize(&mut pieces).expect("cuts");
+            let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            splits.into_iter().map(|(_, (start, end), _)| text[start..end].to_owned()).collect()
+        };
+        assert_eq!(
+            cut("deepseek-llm", "It's 3 Words,\r\nnext 你好。  "),
+            ["It", "'", "s", " ", "3", " Words", ",", "\r", "\n", "next", " ", "你好", "。", "  "]
+        );
+        assert_eq!(
+            cut("falcon", "It's x<=12345 words!!  end"),
+            ["It", "'", "s", " x", "<=", "123", "45", " words", "!!", " ", " end"]
+        );
+        assert_eq!(
+            cut("kimi-k2", "Don't HTTPServer读书abc中文 12345 a/b\n"),
+            ["Don't", " HTTPServer", "读书", "abc", "中文", " ", "123", "45", " a", "/b", "\n"]
+        );
+    }
 
     #[test]
     fn every_pattern_compiles_and_every_name_is_one_thing() {
