@@ -20,13 +20,14 @@ pub struct Context {
 }
 
 impl Context {
-    /// The model is optional, as there is one; another name than its own is a 404.
-    pub fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        match fields.take::<String>("model")? {
-            Some(name) if !self.model.answers_to(&name) => {
+    /// Takes `model`, which is optional, as there is one; another name than its own is an adapter's, or a 404 where there are none.
+    pub fn adapter(&self, fields: &mut Fields) -> Result<Option<String>, ApiError> {
+        let other = fields.take::<String>("model")?.filter(|name| !self.model.answers_to(name));
+        match other {
+            Some(name) if !self.model.has_adapters => {
                 Err(ApiError::model_not_found(&name, self.model.name()))
             }
-            _ => Ok(()),
+            other => Ok(other),
         }
     }
 }
@@ -43,6 +44,8 @@ pub struct Model {
     pub hidden: u32,
     /// From `generation_config.json`.
     pub defaults: SamplingDefaults,
+    /// Other names may be those of its adapters, which come and go; whoever serves them knows.
+    pub has_adapters: bool,
 }
 
 impl Model {

@@ -73,6 +73,10 @@ impl ApiError {
         Self { code: Some("invalid_api_key"), ..Self::new(401, "invalid_request_error", message) }
     }
 
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self { code: Some("not_found"), ..Self::new(404, "invalid_request_error", message) }
+    }
+
     pub fn model_not_found(asked: &str, served: &str) -> Self {
         let message = format!("The model '{asked}' does not exist here; this server serves '{served}'.");
         Self {

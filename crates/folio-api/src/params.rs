@@ -20,6 +20,8 @@ use crate::speculation::SpeculationOptions;
 /// How to generate; the prompt is the endpoint's business.
 #[derive(Clone, Debug)]
 pub struct Generation {
+    /// What is asked for instead of the model by itself.
+    pub adapter: Option<String>,
     pub sampling: Sampling,
     pub n: u32,
     /// `None`: as many as the context holds.
@@ -109,6 +111,11 @@ enum OneOrMany {
 }
 
 impl Generation {
+    /// The name that its answer has, of a model that is called so.
+    pub fn model<'a>(&'a self, model: &'a str) -> &'a str {
+        self.adapter.as_deref().unwrap_or(model)
+    }
+
     /// Reads and checks everything but `logprobs`, whose type differs between endpoints, and `max_tokens`.
     pub fn read(fields: &mut Fields, context: &Context) -> Result<Self, ApiError> {
         let Context { model, limits, .. } = context;
@@ -132,6 +139,7 @@ impl Generation {
             return Err(ApiError::invalid("ignore_eos", message));
         }
         Ok(Self {
+            adapter: None,
             sampling,
             n,
             max_tokens: None,
@@ -158,6 +166,7 @@ impl Generation {
     /// One answer of which nothing is said but how its tokens are chosen.
     pub fn new(sampling: Sampling) -> Self {
         Self {
+            adapter: None,
             sampling,
             constraint: None,
             bounds: Bounds::default(),

@@ -20,7 +20,7 @@ pub const EVERYWHERE: &[(&str, &str)] = &[
     ("logit_processors", "code in requests is never run"),
     ("logits_processors", "code in requests is never run"),
     ("logprob_token_ids", "use logprobs with top_logprobs"),
-    ("lora_path", "adapters are not available yet"),
+    ("lora_path", "an adapter is asked for by its name, as 'model'"),
     ("media_io_kwargs", "the model takes text only"),
     ("mm_processor_kwargs", "the model takes text only"),
     ("moderation", "this server does not moderate"),

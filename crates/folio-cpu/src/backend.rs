@@ -288,6 +288,10 @@ impl Backend for CpuBackend {
         Some(Arc::new(SharedBlocks::of(&self.caches)))
     }
 
+    fn serves_adapters(&self) -> bool {
+        true
+    }
+
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         let Some(model) = self.model.as_mut().filter(|_| !self.caches.is_empty()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
@@ -299,6 +303,7 @@ impl Backend for CpuBackend {
             vocabulary: model.vocabulary,
             input_width: model.input_width,
             has_features: model.program.features.is_some(),
+            serves_adapters: true,
             chosen: 0,
             pools: &self.pools,
             tables: &mut self.tables,
@@ -306,6 +311,7 @@ impl Backend for CpuBackend {
         }
         .all(batch)?;
         model.place(batch);
+        model.make_room(batch).map_err(device)?;
         model.plans.iter_mut().for_each(|plan| plan.plan(batch, &model.shape));
         for claims in &model.buffers.claims {
             claims.reset();
@@ -395,6 +401,7 @@ impl CpuBackend {
             partials: Floats::dense(1, shape.partial_limit_or_zero())?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,
             experts: ExpertBuffers::new(program, max_rows, self.pool.count())?,
+            adapted: Floats::zeroed(1, 0)?,
             claims: (0..2 * stages.len() + 2).map(|_| Claims::default()).collect(),
             memory,
         })
@@ -416,9 +423,19 @@ impl Model {
     /// Position of every row, and whose it is.
     fn place(&mut self, batch: &Batch) {
         self.places.clear();
-        for span in &batch.spans {
+        for (at, span) in batch.spans.iter().enumerate() {
             let positions = span.first_position..span.first_position + span.rows;
-            self.places.extend(positions.map(|position| RowPlace { position, slot: span.slot }));
+            let place = |position| RowPlace { position, slot: span.slot, span: at as u32 };
+            self.places.extend(positions.map(place));
         }
+    }
+
+    /// Makes room for what the adapters of a batch make of its rows. Allocates where one is wider than any before.
+    fn make_room(&mut self, batch: &Batch) -> Result<(), CpuError> {
+        let lanes = batch.adapters.iter().flatten().map(|adapter| adapter.lanes()).max().unwrap_or(0);
+        if lanes > self.buffers.adapted.view().width {
+            self.buffers.adapted = Floats::zeroed(self.max_rows, lanes)?;
+        }
+        Ok(())
     }
 }

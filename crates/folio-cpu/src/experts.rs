@@ -210,6 +210,7 @@ impl Step<'_> {
                 groups,
                 out: out.from(starts[expert]),
                 then,
+                deltas: None,
             }
         };
         // Whole tiles of each expert, so that claims are cut where tiles are.

@@ -80,6 +80,7 @@ impl Step<'_> {
                 groups,
                 out,
                 then: Then::Store,
+                deltas: None,
             }
         };
         // Tiles of each head, cut at heads.
@@ -129,7 +130,7 @@ impl Step<'_> {
             let start = latent.row(row);
             let (weight, width) = (self.vector(spec.norm).as_ptr(), spec.rank);
             dispatch(self.isa, RmsNorm { x: start, weight, eps: spec.norm_eps, width, out: start });
-            let RowPlace { position, slot } = self.places[row];
+            let RowPlace { position, slot, .. } = self.places[row];
             let cache = &self.caches[spec.group as usize];
             let tokens = cache.group.block_tokens as u32;
             let block = self.tables.table(slot, spec.group as usize)[(position / tokens) as usize];

@@ -9,6 +9,7 @@
 //!
 //! **Architecture Invariant:** kernels check nothing. `folio_model::check` establishes what they assume, once per program and batch.
 
+mod adapters;
 mod ahead;
 mod attend;
 mod attention;

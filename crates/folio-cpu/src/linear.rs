@@ -5,7 +5,7 @@
 //!
 //! Invariant (promise 1): an output value starts at zero and takes the columns in ascending order, in one lane: one fused
 //! multiply-add per column with plain weights (`plain`), one per block of columns with quantized ones (`quant`). Then the
-//! bias is added, then what [`Then`] says. A chain that is interrupted (columns are walked in slabs so that both operands stay in
+//! bias is added, what an adapter adds ([`Deltas`]), then what [`Then`] says. A chain that is interrupted (columns are walked in slabs so that both operands stay in
 //! cache) is stored and taken up again as f32, which is exact.
 //!
 //! Gates and what they gate are rows far apart in the matrix. A worker takes the same rows of both, gates first, and leaves
@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use folio_model::program::Activation;
 
+use crate::adapters::Deltas;
 use crate::ahead::Ahead;
 use crate::groups::Groups;
 use crate::memory::Rows;
@@ -73,6 +74,8 @@ pub(crate) struct Linear<'a> {
     pub(crate) groups: Groups<'a>,
     pub(crate) out: Rows,
     pub(crate) then: Then,
+    /// What adapters add to it.
+    pub(crate) deltas: Option<&'a Deltas<'a>>,
 }
 
 /// How workers share a product.
@@ -111,7 +114,14 @@ enum Finish<'a> {
     /// More columns follow: store to the scratch.
     Keep,
     /// Bias, and to the output. `row` is the row of the matrix that is lane 0 of panel 0.
-    Write { out: Rows, first_token: usize, row: usize, bias: Option<&'a [f32]>, target: Target },
+    Write {
+        out: Rows,
+        first_token: usize,
+        row: usize,
+        bias: Option<&'a [f32]>,
+        deltas: Option<&'a Deltas<'a>>,
+        target: Target,
+    },
 }
 
 /// Where the accumulators of a part come from and go to.
@@ -204,7 +214,7 @@ impl Task for Write<'_> {
     #[inline(always)]
     fn run<S: Simd>(self) {
         let Output { finish, rows, before, tokens, .. } = self.output;
-        let Finish::Write { out, first_token, row, bias, target } = finish else { return };
+        let Finish::Write { out, first_token, row, bias, deltas, target } = finish else { return };
         let first_lane = before.saturating_sub(self.panel * LANES);
         let row = row + self.panel * LANES + first_lane;
         let count = (rows - self.panel * LANES).min(LANES) - first_lane;
@@ -215,6 +225,9 @@ impl Task for Write<'_> {
                 let to = out.row(first_token + t).add(row - target.first_row);
                 if let Some(bias) = bias {
                     v = S::add(v, S::load_part(bias.as_ptr().add(row), count));
+                }
+                if let Some(deltas) = deltas {
+                    v = deltas.add::<S>(first_token + t, row, count, v);
                 }
                 match target.how {
                     How::Store => (),
@@ -480,7 +493,8 @@ impl Linear<'_> {
         let first = part.panel * LANES;
         let finish = if part.first_step + part.steps == part.segment.steps() {
             let row = part.segment.first_row + first;
-            Finish::Write { out: self.out, first_token, row, bias: self.bias, target: part.target }
+            let (bias, deltas) = (self.bias, self.deltas);
+            Finish::Write { out: self.out, first_token, row, bias, deltas, target: part.target }
         } else {
             Finish::Keep
         };

@@ -11,6 +11,7 @@ use folio_model::backend::Batch;
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 use folio_model::tables::BlockTables;
 
+use crate::adapters::Deltas;
 use crate::ahead::Ahead;
 use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
@@ -31,6 +32,7 @@ pub(crate) struct RowPlace {
     pub(crate) position: u32,
     /// Of its sequence's block tables.
     pub(crate) slot: u32,
+    pub(crate) span: u32,
 }
 
 /// Memory of a loaded program, sized once.
@@ -49,6 +51,8 @@ pub(crate) struct Buffers {
     /// One row per worker.
     pub(crate) scratch: Vec<Floats>,
     pub(crate) experts: ExpertBuffers,
+    /// What adapters make of each row before a product: as wide as the widest so far.
+    pub(crate) adapted: Floats,
     /// Two per stage, two for the head.
     pub(crate) claims: Vec<Claims>,
 }
@@ -266,7 +270,8 @@ impl Step<'_> {
         let source = Source { rows: self.buf(x), picked: None, norm };
         let bias = bias.map(|id| self.vector(id));
         let out = self.buf(out);
-        let linear = LinearOp { source, weight, bias, out, then };
+        let deltas = self.deltas(worker, &source, weight);
+        let linear = LinearOp { source, weight, bias, out, then, deltas: deltas.as_ref() };
         let heads = heads.map(|spec| &self.program.attention[spec]);
         let unit = heads.and_then(|spec| rows_of_heads(spec.head_dim)).unwrap_or(TILE_ROWS);
         self.linear(worker, linear, self.rows(), Share { claims, workers: worker.count(), unit }, |rows| {
@@ -287,7 +292,7 @@ impl Step<'_> {
         share: Share<'_>,
         done: impl FnMut(Range<usize>),
     ) {
-        let LinearOp { source, weight, bias, out, then } = op;
+        let LinearOp { source, weight, bias, out, then, deltas } = op;
         let weight = self.matrix(weight);
         let groups = Groups::new(weight, self.isa, tokens);
         let scratch = self.buffers.scratch[worker.index()].view();
@@ -305,7 +310,8 @@ impl Step<'_> {
             worker.barrier();
             to.cast_const()
         };
-        let linear = Linear { isa: self.isa, ahead: Ahead::here(), weight, bias, x, groups, out, then };
+        let linear =
+            Linear { isa: self.isa, ahead: Ahead::here(), weight, bias, x, groups, out, then, deltas };
         // SAFETY: packed with the same `isa`; widths were checked with the program; the scratch is this worker's.
         unsafe { linear.run(share, scratch.row(0), done) };
     }
@@ -345,7 +351,7 @@ impl Step<'_> {
         if head < spec.heads {
             return;
         }
-        let RowPlace { position, slot } = self.places[row];
+        let RowPlace { position, slot, .. } = self.places[row];
         let half = if is_value { Half::Value } else { Half::Key };
         let cache = &self.caches[spec.group as usize];
         let tokens = cache.group.block_tokens as u32;
@@ -404,7 +410,8 @@ impl Step<'_> {
         let norm = Some((self.vector(head.norm), head.eps));
         let source = Source { rows: self.buf(head.x), picked: Some(picked), norm };
         let out = self.buffers.logits;
-        let linear = LinearOp { source, weight: head.matrix, bias: None, out, then: Then::Store };
+        let linear =
+            LinearOp { source, weight: head.matrix, bias: None, out, then: Then::Store, deltas: None };
         let claims = &self.buffers.claims[2 * self.stages.len()];
         let share = Share { claims, workers: worker.count(), unit: TILE_ROWS };
         self.linear(worker, linear, picked.len(), share, |_| ());
@@ -423,4 +430,5 @@ struct LinearOp<'a> {
     bias: Option<&'a [f32]>,
     out: Rows,
     then: Then,
+    deltas: Option<&'a Deltas<'a>>,
 }

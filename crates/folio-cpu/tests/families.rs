@@ -6,8 +6,8 @@ use folio_model::Checkpoint;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::heads::{HEADS, PUBLISHED_WITH_MTP, WITH_MTP, check_head, check_mtp};
 use folio_model::testing::{
-    FIXTURES, LOGIT_TOLERANCE, QUANTIZED, Runner, check_fixture, check_stories, fixture, quantized,
-    relative_difference, test_data,
+    ADAPTERS, FIXTURES, LOGIT_TOLERANCE, QUANTIZED, Runner, check_adapter, check_fixture, check_stories,
+    fixture, quantized, relative_difference, test_data,
 };
 
 fn backend(isa: Option<Isa>) -> impl Fn() -> CpuBackend {
@@ -30,6 +30,16 @@ fn every_family_matches_transformers_with_the_widest_instruction_set() {
 #[test]
 fn every_family_matches_transformers_with_the_scalar_kernels() {
     check_all(Some(Isa::Scalar));
+}
+
+#[test]
+fn adapters_add_what_peft_adds() {
+    for isa in [None, Some(Isa::Scalar)] {
+        for name in ADAPTERS {
+            let parity = check_adapter(name, backend(isa));
+            println!("{name}: logits within {:.1e}, {} tokens equal", parity.worst, parity.greedy_tokens);
+        }
+    }
 }
 
 #[test]

@@ -233,6 +233,7 @@ impl CudaBackend {
             vocabulary: model.vocabulary,
             input_width: model.input_width,
             has_features: model.program.features.is_some(),
+            serves_adapters: false,
             chosen,
             pools: &self.sizes,
             tables: &mut self.tables,

@@ -203,6 +203,11 @@ impl ModelExecutor {
         }
         if last > first {
             self.edit_tables(plan);
+            let adapter = plan.adapter.as_ref().map(|adapter| adapter.weights.clone());
+            if adapter.is_some() || !self.batch.adapters.is_empty() {
+                self.batch.adapters.resize(self.batch.spans.len(), None);
+                self.batch.adapters.push(adapter);
+            }
             self.batch.spans.push(Span {
                 first_row: base as u32,
                 rows: (last - first) as u32,

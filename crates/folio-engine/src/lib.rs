@@ -46,8 +46,8 @@ pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
 pub use plan::{DrafterModel, Executor, Reads, StepOutput, StepPlan};
 pub use request::{
-    AdapterId, CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId,
-    SamplingParams,
+    Adapter, AdapterId, CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestAdapter,
+    RequestId, SamplingParams,
 };
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;

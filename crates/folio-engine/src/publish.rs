@@ -54,6 +54,7 @@ impl Publisher {
         self.latest.waiting = Default::default();
         self.latest.queued_requests = 0;
         self.latest.queued_tokens = 0;
+        self.latest.adapters.clear();
         self.swap_in();
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use folio_kv::RetentionRange;
 use folio_kv::{BlockHashes, KeepRefused, PrefixInfo, Root, TenantId};
 pub use folio_model::Pooling;
+pub use folio_model::adapter::Adapter;
 
 use crate::drafting::Speculation;
 use crate::guide::RulesRef;
@@ -45,7 +46,7 @@ pub struct Request {
     /// f64 in the order of the prompt, divided once and rounded once; its rows are computed, not found in the cache.
     pub pooling: Option<Pooling>,
     /// Whose weights its rows use beside the model's; its `root` says so, too ([`folio_kv::Identity::extra`]).
-    pub adapter: Option<AdapterId>,
+    pub adapter: Option<RequestAdapter>,
     /// Drafts of its tokens are verified, which changes nothing but the time that they take. `None`: they are not.
     pub speculation: Option<Speculation>,
 }
@@ -54,7 +55,32 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub std::num::NonZeroU32);
 
+/// The adapter of a request. Requests of one name share the weights, which are freed with the last of them.
+#[derive(Clone, Debug)]
+pub struct RequestAdapter {
+    pub id: AdapterId,
+    pub weights: Arc<Adapter>,
+}
+
+/// A name stands for the same weights for ever.
+impl PartialEq for RequestAdapter {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+/// Of weights that change nothing, for what only counts adapters.
+impl From<AdapterId> for RequestAdapter {
+    fn from(id: AdapterId) -> Self {
+        Self { id, weights: Arc::default() }
+    }
+}
+
 impl Request {
+    pub fn adapter_id(&self) -> Option<AdapterId> {
+        self.adapter.as_ref().map(|adapter| adapter.id)
+    }
+
     /// One answer to `prompt`, of which nothing else is said: what other requests are spelled as changes of.
     pub fn new(
         id: RequestId,

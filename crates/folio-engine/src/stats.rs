@@ -8,7 +8,7 @@ use folio_kv::{CacheStats, Holdings, TenantId};
 
 use crate::config::SchedulerConfig;
 use crate::drafting::{DRAFTS_MAX, Drafter};
-use crate::request::Micros;
+use crate::request::{AdapterId, Micros};
 use crate::tier::TIERS_MAX;
 use crate::work::Work;
 
@@ -217,6 +217,9 @@ pub struct EngineStats {
     pub counters: Counters,
     pub work: Work,
     pub cache: CacheStats,
+    /// Those that are in use, and how many different ones may be in a step.
+    pub adapters: Vec<AdapterId>,
+    pub max_adapters: u32,
     /// Tokens computed in the last step, and how many of them were decodes.
     pub last_step_tokens: u32,
     pub last_step_decodes: u32,

@@ -361,7 +361,7 @@ fn what_can_never_run_is_refused_at_once() {
     };
     assert_eq!(
         field(Request {
-            adapter: Some(folio_engine::AdapterId(std::num::NonZeroU32::MIN)),
+            adapter: Some(folio_engine::AdapterId(std::num::NonZeroU32::MIN).into()),
             ..request(2, &[1], 1)
         }),
         "adapter"

@@ -303,7 +303,7 @@ fn bytes_in_transfer_are_those_of_all_groups_that_are_needed() {
 fn others_are_loaded_while_an_adapter_waits() {
     let config = SchedulerConfig { max_adapters: 1, ..SchedulerConfig::default() };
     let mut bench = Bench::new(40, 1, config);
-    let adapter = |name| NonZeroU32::new(name).map(AdapterId);
+    let adapter = |name| NonZeroU32::new(name).map(|id| AdapterId(id).into());
     bench.submit_as(1, 10, 9, |request| request.adapter = adapter(1));
     assert!(bench.step(1).is_some());
     bench.submit_as(2, 10, 4, |request| request.adapter = adapter(2));

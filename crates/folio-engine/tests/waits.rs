@@ -327,7 +327,7 @@ fn an_adapter_needs_a_slot() {
         let config = SchedulerConfig { max_adapters: 1, max_bypasses: bypasses, ..config() };
         let mut machine = Machine::new(config, 200, 4);
         let with = |id: u64, adapter: Option<u32>, max_tokens| Request {
-            adapter: adapter.and_then(NonZeroU32::new).map(AdapterId),
+            adapter: adapter.and_then(NonZeroU32::new).map(|id| AdapterId(id).into()),
             ..request(id, &text(id as u32, 9), max_tokens)
         };
         machine.submit(with(1, Some(7), 12));
@@ -352,7 +352,7 @@ fn an_adapter_needs_a_slot() {
 fn nobody_is_preempted_for_the_slot_of_an_adapter() {
     let mut machine = Machine::new(SchedulerConfig { max_adapters: 1, ..config() }, 200, 4);
     let with = |id: u64, class, adapter| Request {
-        adapter: NonZeroU32::new(adapter).map(AdapterId),
+        adapter: NonZeroU32::new(adapter).map(|id| AdapterId(id).into()),
         class,
         ..request(id, &text(id as u32, 9), 8)
     };

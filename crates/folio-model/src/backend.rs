@@ -7,6 +7,7 @@
 pub use crate::kv_format::KvFormat;
 use std::sync::Arc;
 
+use crate::adapter::Adapter;
 use crate::program::Program;
 use crate::program::{MatrixId, VectorId};
 use crate::quant::Encoding;
@@ -240,6 +241,8 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// In row order; covers every row exactly once. A sequence may appear once per step.
     pub spans: Vec<Span>,
+    /// What is added to the products of each span's rows, of a backend that can ([`Backend::serves_adapters`]). Empty: nothing anywhere.
+    pub adapters: Vec<Option<Arc<Adapter>>>,
     /// What changed in block tables since the batch before, in order. After an error a backend may have taken over some of it.
     pub edits: Vec<TableEdit>,
     /// New entries of block tables.
@@ -276,6 +279,7 @@ impl Batch {
     pub fn clear_rows(&mut self) {
         self.tokens.clear();
         self.spans.clear();
+        self.adapters.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
         self.feature_rows.clear();
@@ -360,6 +364,11 @@ pub trait Backend: Send {
     /// What [`Backend::allocate_cache`] allocated, for copies beside the steps. `None`: this backend cannot.
     fn block_memory(&self) -> Option<Arc<dyn BlockMemory>> {
         None
+    }
+
+    /// Whether batches may have [`Batch::adapters`].
+    fn serves_adapters(&self) -> bool {
+        false
     }
 
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.

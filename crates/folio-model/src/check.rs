@@ -501,6 +501,8 @@ pub struct BatchCheck<'a> {
     pub input_width: usize,
     /// The program has features to give.
     pub has_features: bool,
+    /// [`Backend::serves_adapters`](crate::backend::Backend::serves_adapters).
+    pub serves_adapters: bool,
     /// Rows that the step begun before chooses a token for, which this batch may name; 0 on a device that does not sample.
     pub chosen: usize,
     pub pools: &'a [PoolSize],
@@ -545,6 +547,11 @@ impl BatchCheck<'_> {
         }
         if !batch.feature_rows.is_empty() && !self.has_features {
             return Err("features are wanted, and the program has none".to_owned());
+        }
+        let (adapters, spans) = (batch.adapters.len(), batch.spans.len());
+        if adapters > 0 && (adapters != spans || !self.serves_adapters) {
+            let can = if self.serves_adapters { "serves" } else { "does not serve" };
+            return Err(format!("{adapters} adapters for {spans} spans of a backend that {can} them"));
         }
         let wanted = [
             ("logits", &batch.logit_rows),

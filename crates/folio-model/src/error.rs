@@ -14,6 +14,8 @@ pub enum ModelError {
     Io { file: String, source: std::io::Error },
     #[error("{folder} is not a model folder: {missing}")]
     Folder { folder: String, missing: String },
+    #[error("{folder} is no adapter: {problem}")]
+    AdapterFolder { folder: String, problem: String },
     #[error("{file} is {bytes} bytes, more than the {limit} that such a file may have")]
     FileTooLarge { file: String, bytes: u64, limit: u64 },
 

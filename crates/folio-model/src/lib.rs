@@ -5,6 +5,7 @@
 //! KV blocks' identity. `unsafe` appears only where files are mapped (`checkpoint/storage.rs`).
 #![deny(unsafe_code)]
 
+pub mod adapter;
 pub mod backend;
 pub mod check;
 pub mod checkpoint;

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::adapter::AdapterTargets;
 use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Values};
 use crate::config::Config;
@@ -57,11 +58,12 @@ impl LoadOptions<'_> {
         weights: &Weights<MatrixId, VectorId>,
         encoding: Encoding,
         max_model_len: usize,
-    ) -> Result<()> {
+    ) -> Result<AdapterTargets> {
         let taps = self.taps.map(|head| head.load_taps(backend)).transpose()?;
         let program = program(config, weights, max_model_len, encoding, taps.as_ref());
+        let targets = AdapterTargets::of(config, &program)?;
         backend.load_program(program, self.max_rows, self.max_logit_rows, max_model_len)?;
-        Ok(())
+        Ok(targets)
     }
 }
 
@@ -86,6 +88,8 @@ pub struct LoadedModel {
     /// Sampling defaults of the model's authors.
     pub generation: GenerationConfig,
     pub kv_layout: KvLayout,
+    /// What adapters may add to.
+    pub targets: AdapterTargets,
     /// Identity of the weights and configuration; part of every KV block's identity.
     pub digest: [u8; 32],
     pub config: Config,
@@ -135,8 +139,9 @@ impl Model {
         loading.report("");
         let weights = specs.try_map(&mut loading)?;
         let digest = loading.digest;
-        options.finish(config, backend, &weights, census.encoding, max_model_len)?;
-        Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (census.parameters, census.encoding)))
+        let targets = options.finish(config, backend, &weights, census.encoding, max_model_len)?;
+        let about = (census.parameters, census.encoding);
+        Ok(LoadedModel::new(checkpoint, max_model_len, layout, targets, digest, about))
     }
 
     /// As [`Model::load`] with made-up weights ([`crate::dummy`]) of the shapes that a configuration asks for.
@@ -155,8 +160,8 @@ impl Model {
         let parameters = dummy.parameters;
         let mut digest = checkpoint.start_digest(max_model_len);
         digest.known(&BTreeMap::from([(format!("made up in {encoding}"), [0; 32])]));
-        options.finish(config, backend, &weights, encoding, max_model_len)?;
-        Ok(LoadedModel::new(checkpoint, max_model_len, layout, digest, (parameters, encoding)))
+        let targets = options.finish(config, backend, &weights, encoding, max_model_len)?;
+        Ok(LoadedModel::new(checkpoint, max_model_len, layout, targets, digest, (parameters, encoding)))
     }
 
     /// As [`Model::load`] for a backend that has the weights already, in the order in which `load` gives them: `counts`
@@ -185,14 +190,9 @@ impl Model {
         }
         let mut digest = checkpoint.start_digest(max_model_len);
         digest.known(&about.tensors);
-        options.finish(config, backend, &weights, about.weight_encoding, max_model_len)?;
-        Ok(LoadedModel::new(
-            checkpoint,
-            max_model_len,
-            layout,
-            digest,
-            (about.parameters, about.weight_encoding),
-        ))
+        let targets = options.finish(config, backend, &weights, about.weight_encoding, max_model_len)?;
+        let about = (about.parameters, about.weight_encoding);
+        Ok(LoadedModel::new(checkpoint, max_model_len, layout, targets, digest, about))
     }
 }
 
@@ -201,6 +201,7 @@ impl LoadedModel {
         checkpoint: &Checkpoint,
         max_model_len: usize,
         kv_layout: KvLayout,
+        targets: AdapterTargets,
         digest: Digest,
         (parameters, weight_encoding): (u64, Encoding),
     ) -> Self {
@@ -211,6 +212,7 @@ impl LoadedModel {
             eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
             generation: checkpoint.generation().clone(),
             kv_layout,
+            targets,
             only_embeds: checkpoint.only_embeds(),
             pooling: checkpoint.pooling(),
             tensor_digests: digest.tensors().clone(),

@@ -8,7 +8,7 @@
 //! A *row* is one token of one sequence in this step. Every buffer is `[rows, width]` in f32.
 
 /// A weight matrix handed to the backend: `[out_features, in_features]`, packed in the backend's own layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MatrixId(pub u32);
 
 /// A weight vector (norm weight or bias), kept in f32 by the backend.

@@ -10,9 +10,11 @@ pub mod recast;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::adapter::{Adapter, AdapterLimits};
 use crate::backend::{Backend, Batch, DType, Span};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::safetensors::read_header;
@@ -123,6 +125,23 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
+/// Adapters (`tools/make_adapter_fixtures.py`); likewise complete.
+pub const ADAPTERS: &[&str] =
+    &["llama3", "llama3_ranks", "llama3_bias", "phi3", "qwen3_5_text", "deepseek_v2_lite"];
+
+/// Folder of an adapter.
+pub fn adapter(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/adapters").join(name)
+}
+
+/// Folder of the fixture that an adapter is of.
+pub fn adapted(name: &str) -> PathBuf {
+    let config =
+        std::fs::read(adapter(name).join("adapter_config.json")).expect("an adapter has its configuration");
+    let config: Value = serde_json::from_slice(&config).expect("it is JSON");
+    fixture(config["base_model_name_or_path"].as_str().expect("the name of a fixture"))
+}
+
 /// Folder of a quantized fixture.
 pub fn quantized(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/quantized").join(name)
@@ -158,6 +177,16 @@ pub struct Parity {
 /// Checks a fixture on a fresh backend per case. Panics, with the position, on the first difference.
 pub fn check_fixture<B: Backend>(folder: &Path, new_backend: impl Fn() -> B) -> Parity {
     let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
+    check_cases(folder, |length| Runner::load(&checkpoint, new_backend(), length))
+}
+
+/// The same of an adapter, on the fixture that it is of.
+pub fn check_adapter<B: Backend>(name: &str, new_backend: impl Fn() -> B) -> Parity {
+    check_cases(&adapter(name), |_| Runner::with_adapter(name, new_backend()))
+}
+
+/// What a folder expects, of runners for sequences of so many tokens.
+fn check_cases<B: Backend>(folder: &Path, runner: impl Fn(Option<usize>) -> Runner<B>) -> Parity {
     let text = std::fs::read(folder.join("expected.json")).expect("a fixture has expected.json");
     let expected: Value = serde_json::from_slice(&text).expect("expected.json is JSON");
     let tensors =
@@ -180,17 +209,12 @@ pub fn check_fixture<B: Backend>(folder: &Path, new_backend: impl Fn() -> B) -> 
             max_model_len: case["max_model_len"].as_u64().map(|length| length as usize),
             logits,
         };
-        parity.worst = parity.worst.max(case.check_logits(&mut Runner::load(
-            &checkpoint,
-            new_backend(),
-            case.max_model_len,
-        )));
+        let runner = || runner(case.max_model_len);
+        parity.worst = parity.worst.max(case.check_logits(&mut runner()));
         if let Some(vectors) = vectors {
-            parity.vectors += case
-                .check_vectors(&mut Runner::load(&checkpoint, new_backend(), case.max_model_len), &vectors);
+            parity.vectors += case.check_vectors(&mut runner(), &vectors);
         }
-        parity.greedy_tokens +=
-            case.check_greedy(&mut Runner::load(&checkpoint, new_backend(), case.max_model_len));
+        parity.greedy_tokens += case.check_greedy(&mut runner());
     }
     parity
 }
@@ -305,6 +329,7 @@ pub fn relative_difference(found: &[f32], expected: &[f32]) -> f32 {
 pub struct Runner<B> {
     pub backend: B,
     pub model: LoadedModel,
+    pub adapter: Option<Arc<Adapter>>,
     blocks: Vec<u32>,
     position: usize,
 }
@@ -328,7 +353,16 @@ impl<B: Backend> Runner<B> {
             .allocate_cache(&model.kv_layout, &vec![count; groups])
             .unwrap_or_else(|error| panic!("{error}"));
         let blocks = (0..count as u32).rev().collect();
-        Self { backend, model, blocks, position: 0 }
+        Self { backend, model, adapter: None, blocks, position: 0 }
+    }
+
+    /// On the fixture that an adapter is of, with it.
+    pub fn with_adapter(name: &str, backend: B) -> Self {
+        let checkpoint = Checkpoint::open(adapted(name)).unwrap_or_else(|error| panic!("{error}"));
+        let runner = Self::load(&checkpoint, backend, None);
+        let limits = AdapterLimits { rank: 64, bytes: 1 << 20 };
+        let adapter = Adapter::read(&adapter(name), &runner.model.targets, limits);
+        Self { adapter: Some(Arc::new(adapter.unwrap_or_else(|error| panic!("{error}")))), ..runner }
     }
 
     /// Appends `tokens` to the sequence and returns the logits of `rows` of them.
@@ -348,6 +382,7 @@ impl<B: Backend> Runner<B> {
         let mut batch = Batch {
             tokens: tokens.to_vec(),
             spans: vec![span],
+            adapters: self.adapter.iter().cloned().map(Some).collect(),
             logit_rows: rows.to_vec(),
             hidden_rows: hidden.to_vec(),
             ..Batch::default()

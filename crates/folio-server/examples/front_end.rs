@@ -101,6 +101,7 @@ fn main() {
             layout_digest: [2; 32],
             weights: WeightFacts::default(),
         },
+        adapters: Default::default(),
         version: "0",
     };
     let listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);

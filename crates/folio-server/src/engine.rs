@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use folio_api::SamplingDefaults;
 use folio_api::hints::HintPolicy;
-use folio_api::{Capabilities, Context, Model, Parsers, RequestLimits};
+use folio_api::{ApiError, Capabilities, Context, Model, Parsers, RequestLimits};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
-    RequestId, TierStats,
+    RequestAdapter, RequestId, TierStats,
 };
 use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer, work};
 
+use crate::adapters::Adapters;
 use crate::error::ServerError;
 use crate::threads::{LOOKUPS, Pool, WorkLost};
 
@@ -200,6 +201,8 @@ pub struct App {
     /// How the model writes tool calls and reasoning.
     pub parsers: Parsers,
     pub model: ModelFacts,
+    /// Which adapters of the model are served.
+    pub adapters: Arc<Adapters>,
     /// Of the program, for `/version`.
     pub version: &'static str,
 }
@@ -213,6 +216,7 @@ pub(crate) struct Served {
     pub template: Option<Arc<ChatTemplate>>,
     pub parsers: Parsers,
     pub model: ModelFacts,
+    pub adapters: Arc<Adapters>,
     pub version: &'static str,
     /// Where, for whoever is not told by a request.
     pub listen: SocketAddr,
@@ -228,7 +232,7 @@ impl Served {
         hints: &HintPolicy,
         listen: SocketAddr,
     ) -> Result<Self, ServerError> {
-        let App { engine, tokenizer, template, parsers, model, version } = app;
+        let App { engine, tokenizer, template, parsers, model, adapters, version } = app;
         let mut limits = limits.clone();
         limits.choices = limits.choices.min(engine.choices_max()).max(1);
         let known = Model {
@@ -237,6 +241,7 @@ impl Served {
             eos_token_ids: model.eos_token_ids.clone(),
             hidden: model.hidden,
             defaults: model.defaults.clone(),
+            has_adapters: adapters.can_be(),
         };
         let capabilities = Capabilities::new(parsers, template.as_deref());
         let lookups = Pool::new(LOOKUPS, 0);
@@ -253,6 +258,7 @@ impl Served {
                     template,
                     parsers,
                     model,
+                    adapters,
                     version,
                     listen,
                     context,
@@ -265,6 +271,15 @@ impl Served {
     /// The name that responses and metrics have.
     pub fn name(&self) -> &str {
         self.context.model.name()
+    }
+
+    /// The adapter of a name that is not the model's.
+    pub fn adapter(&self, name: Option<&str>) -> Result<Option<RequestAdapter>, ApiError> {
+        let Some(name) = name else { return Ok(None) };
+        match self.adapters.get(name) {
+            Some(adapter) => Ok(Some(adapter)),
+            None => Err(ApiError::model_not_found(name, self.name())),
+        }
     }
 
     /// When a request that is submitted now is out of time, by the engine's clock.

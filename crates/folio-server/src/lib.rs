@@ -12,6 +12,7 @@
 //! chunk. Memory per request is bounded by its body and by bytes that its client has not accepted (`unread`).
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod admin;
 mod app;
 mod arrival;
@@ -33,6 +34,7 @@ mod tenancy;
 mod threads;
 mod trace_context;
 
+pub use adapters::{AdapterProblem, Adapters, AdaptersLimits, LoadAdapter};
 pub use batch::config::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig};
 pub use engine::{App, Engine, ModelFacts, WeightFacts};

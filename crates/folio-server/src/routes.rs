@@ -107,6 +107,8 @@ pub(crate) fn admin(state: &app::State) -> Router {
         .route("/ping", get(pages::health))
         .route("/metrics", get(pages::all_metrics))
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
+        .route("/v1/load_lora_adapter", post(admin::adapters::load))
+        .route("/v1/unload_lora_adapter", post(admin::adapters::unload))
         .route("/v1/usage/records", get(records::all))
         .route("/v1/why", get(why::all))
         .route("/kv_events", get(kv_events::show))

@@ -22,6 +22,7 @@ const LAYERS: &[&str] = &[
     "http",
     "tenancy",
     "engine",
+    "adapters",
     "threads",
     "trace_context",
     "error",

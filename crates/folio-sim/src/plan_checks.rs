@@ -86,7 +86,8 @@ pub(crate) fn check_plan<'a>(
     if tokens > config.max_num_batched_tokens as usize {
         return Err(format!("{tokens} tokens exceed the budget of {}", config.max_num_batched_tokens));
     }
-    let mut adapters: Vec<_> = plan.sequences.iter().filter_map(|sequence| sequence.adapter).collect();
+    let mut adapters: Vec<_> =
+        plan.sequences.iter().filter_map(|sequence| Some(sequence.adapter.as_ref()?.id)).collect();
     adapters.sort_unstable();
     adapters.dedup();
     if adapters.len() > config.max_adapters as usize {

@@ -290,7 +290,8 @@ fn drafter(
 /// Two of three requests name one of three adapters where any is served.
 fn adapters(rng: &mut Rng, clients: &mut [Client], most: u32) {
     for client in clients.iter_mut().filter(|_| most > 0) {
-        client.request.adapter = NonZeroU32::new(rng.range(0, 4).saturating_sub(1) as u32).map(AdapterId);
+        client.request.adapter =
+            NonZeroU32::new(rng.range(0, 4).saturating_sub(1) as u32).map(|id| AdapterId(id).into());
     }
 }
 

@@ -136,6 +136,13 @@ impl Device {
         }
     }
 
+    pub fn serves_adapters(&self) -> bool {
+        match self {
+            Self::Cpu(backend) => backend.serves_adapters(),
+            Self::Cuda(backend) => backend.serves_adapters(),
+        }
+    }
+
     pub fn is_gpu(&self) -> bool {
         matches!(self, Self::Cuda(_))
     }

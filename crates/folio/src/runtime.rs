@@ -53,6 +53,8 @@ pub struct Runtime {
     pub format: String,
     pub layout_digest: [u8; 32],
     pub report: StartReport,
+    /// What computes can add adapters to the model.
+    pub serves_adapters: bool,
     /// Where drafts come from for a request that says nothing of it.
     pub drafter: Option<Drafter>,
     /// How well what drafts fits the model, where it is a model or a head.
@@ -159,6 +161,7 @@ impl Runtime {
         );
         divide(&mut cache, tenants)?;
         let layout_digest = layout_digest(&model.kv_layout, &device.numerics(), quantized);
+        let serves_adapters = device.serves_adapters();
         let tiers = tier::open(args, &device, &cache, &layout_digest, &mut report)?;
         let model_executor = ModelExecutor::new(
             device.into_backend(),
@@ -208,6 +211,7 @@ impl Runtime {
             format,
             layout_digest,
             report,
+            serves_adapters,
             pair,
             model,
             drafter,
@@ -309,6 +313,7 @@ fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> Sch
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
         max_prefetch_requests: args.kv_prefetch_requests,
+        max_adapters: args.max_loras,
         guarantee_completion: args.guarantee_completion,
         pin_permille: permille(args.max_pinned_share),
         tenant_pin_permille: permille(args.max_pinned_share_per_tenant.unwrap_or(args.max_pinned_share)),

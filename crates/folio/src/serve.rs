@@ -5,16 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use folio_engine::EventFeed;
 use folio_events::{KvEventsConfig, Source};
 use folio_model::GenerationConfig;
+use folio_model::adapter::{Adapter, AdapterLimits};
 use folio_model::backend::{KvFormat, KvLayout};
 use folio_server::why::{Targets, WhyConfig};
 use folio_server::{
-    AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts, Parsers,
-    Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, WeightFacts, WrappingKey,
-    is_pattern,
+    Adapters, AdaptersLimits, AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring,
+    Limits, ModelFacts, Parsers, Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles,
+    WeightFacts, WrappingKey, is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -53,6 +54,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         template: runtime.template.clone(),
         parsers,
         model: facts(&runtime, names.clone(), args.pooling),
+        adapters: Arc::new(adapters(args, &runtime, &names)?),
         version: env!("CARGO_PKG_VERSION"),
     };
     let key_file = config.key_file.is_some();
@@ -91,6 +93,39 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     })?;
     runtime.join(Duration::from_secs(args.drain_timeout));
     Ok(())
+}
+
+/// The adapters that are served from the start, and how others may come.
+fn adapters(args: &ServeArgs, runtime: &Runtime, names: &[String]) -> Result<Adapters> {
+    if args.lora.is_empty() && args.lora_dir.is_none() {
+        return Ok(Adapters::default());
+    }
+    if !runtime.serves_adapters {
+        bail!(
+            "--lora: adapters are computed on the processors only (--device cpu), not on {}",
+            runtime.report.backend
+        );
+    }
+    if let Some(folder) = args.lora_dir.as_ref().filter(|folder| !folder.is_dir()) {
+        bail!("--lora-dir {} is not a folder", folder.display());
+    }
+    let (targets, bytes) = (runtime.model.targets.clone(), args.lora_memory);
+    let limits = AdapterLimits { rank: args.max_lora_rank as usize, bytes };
+    let load =
+        move |folder: &Path| Adapter::read(folder, &targets, limits).map_err(|error| error.to_string());
+    let limits = AdaptersLimits { count: args.max_cpu_loras as usize, bytes };
+    let adapters = Adapters::new(Box::new(load), limits, args.lora_dir.clone());
+    for spec in &args.lora {
+        let Some((name, folder)) = spec.split_once('=') else {
+            bail!("--lora {spec}: expected NAME=FOLDER");
+        };
+        if names.iter().any(|taken| taken == name) {
+            bail!("--lora {spec}: '{name}' is a name of the model itself");
+        }
+        let loaded = adapters.load_at_start(name, Path::new(folder));
+        loaded.map_err(|problem| anyhow!("--lora {spec}: {problem}"))?;
+    }
+    Ok(adapters)
 }
 
 /// How many times as many tokens the same memory would hold as int8, where that is more.

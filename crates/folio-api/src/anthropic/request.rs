@@ -35,8 +35,8 @@ impl MessagesRequest {
     pub fn read(body: &[u8], context: &Context) -> Result<Self, ApiError> {
         let mut fields = Fields::of_body(body)?;
         let mut hints = Hints::new(&context.hints, Api::Messages);
-        context.check_model(&mut fields)?;
-        let mut generation = Generation::read_plain(&mut fields, context, STOP)?;
+        let adapter = context.adapter(&mut fields)?;
+        let mut generation = Generation { adapter, ..Generation::read_plain(&mut fields, context, STOP)? };
         let max_tokens: u32 = fields.require("max_tokens")?;
         metadata_only(&mut fields, &mut hints)?;
         let asked = PromptFields::read(&mut fields, context, Some(max_tokens), &mut hints)?;
@@ -53,7 +53,8 @@ impl MessagesRequest {
 pub fn counted(body: &[u8], context: &Context) -> Result<Conversation, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&context.hints, Api::Messages);
-    context.check_model(&mut fields)?;
+    // With every adapter there are as many.
+    context.adapter(&mut fields)?;
     one_speed(&mut fields)?;
     let asked = PromptFields::read(&mut fields, context, None, &mut hints)?;
     hints.close(fields, &COUNT)?;

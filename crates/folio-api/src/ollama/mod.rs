@@ -13,7 +13,7 @@ mod options;
 mod request;
 mod writer;
 
-pub use models::{check_model, is_named, pulled, shown, tagged};
+pub use models::{adapter, is_named, pulled, shown, tagged};
 pub use request::{OllamaRequest, PromptSource, chat, generate};
 pub use writer::LineWriter;
 

@@ -20,11 +20,14 @@ pub fn is_named(model: &Model, asked: &str) -> bool {
     model.answers_to(asked) || asked.strip_suffix(LATEST).is_some_and(|name| model.answers_to(name))
 }
 
-/// Takes `model`: as [`Context::check_model`], by Ollama's names.
-pub fn check_model(fields: &mut Fields, context: &Context) -> Result<(), ApiError> {
+/// Takes `model`: as [`Context::adapter`], by Ollama's names.
+pub fn adapter(fields: &mut Fields, context: &Context) -> Result<Option<String>, ApiError> {
     match fields.take::<String>("model")? {
-        Some(name) => check(&name, context),
-        None => Ok(()),
+        Some(name) if context.model.has_adapters && !name.is_empty() && !is_named(&context.model, &name) => {
+            Ok(Some(name.strip_suffix(LATEST).map(str::to_owned).unwrap_or(name)))
+        }
+        Some(name) => check(&name, context).map(|()| None),
+        None => Ok(None),
     }
 }
 
@@ -83,6 +86,7 @@ mod tests {
             eos_token_ids: Arc::new([]),
             hidden: 1,
             defaults: Default::default(),
+            has_adapters: false,
         };
         for (name, listed) in
             [("m", "m:latest"), ("q:4b", "q:4b"), ("h:80/m", "h:80/m:latest"), ("o/m:Q4", "o/m:Q4")]

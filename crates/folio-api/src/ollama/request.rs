@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::models::check_model;
+use super::models::adapter;
 use super::{messages, options};
 use crate::constraint::Constraint;
 use crate::context::{Context, RequestLimits};
@@ -131,8 +131,8 @@ fn conversation(messages: Vec<Value>, tools: ToolUse, kwargs: Map<String, Value>
 
 /// Takes what both have in common.
 fn generation(fields: &mut Fields, context: &Context, hints: &mut Hints) -> Result<Generation, ApiError> {
-    check_model(fields, context)?;
-    let mut generation = options::read(fields, context, hints)?;
+    let adapter = adapter(fields, context)?;
+    let mut generation = Generation { adapter, ..options::read(fields, context, hints)? };
     generation.stream = fields.take("stream")?.unwrap_or(true).then(StreamOptions::default);
     generation.sampling.logprobs = logprobs(fields, context.limits.logprobs)?;
     generation.constraint = format(fields, &context.limits)?;

@@ -15,8 +15,8 @@ use crate::tools::{self, Dialect};
 pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&context.hints, Api::Chat);
-    context.check_model(&mut fields)?;
-    let mut generation = Generation::read(&mut fields, context)?;
+    let adapter = context.adapter(&mut fields)?;
+    let mut generation = Generation { adapter, ..Generation::read(&mut fields, context)? };
     generation.sampling.logprobs = logprobs(&mut fields, context.limits.logprobs)?;
     generation.max_tokens = max_tokens(&mut fields)?;
     generation.stop_everywhere = fields.take("stop_everywhere")?.unwrap_or(false);

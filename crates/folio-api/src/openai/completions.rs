@@ -28,8 +28,8 @@ pub fn read(body: &[u8], context: &Context) -> Result<CompletionsRequest, ApiErr
     let limits = &context.limits;
     let mut fields = Fields::of_body(body)?;
     let hints = Hints::new(&context.hints, Api::Completions);
-    context.check_model(&mut fields)?;
-    let mut generation = Generation::read(&mut fields, context)?;
+    let adapter = context.adapter(&mut fields)?;
+    let mut generation = Generation { adapter, ..Generation::read(&mut fields, context)? };
     let logprobs = fields.take("logprobs")?;
     generation.sampling.logprobs = within(&fields, "logprobs", logprobs, (0, limits.logprobs))?;
     generation.max_tokens = Some(fields.take("max_tokens")?.unwrap_or(MAX_TOKENS));

@@ -63,9 +63,9 @@ pub fn inputs(given: PromptInputs, param: &str, context: &Context) -> Result<Vec
 /// Reads a request. `can`: why the model makes no vectors, if it makes none.
 pub fn read(body: &[u8], context: &Context, can: Result<(), &str>) -> Result<EmbeddingsRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    context.check_model(&mut fields)?;
+    let adapter = context.adapter(&mut fields)?;
     check_makes(can)?;
-    let generation = Generation::pooled(&mut fields)?;
+    let generation = Generation { adapter, ..Generation::pooled(&mut fields)? };
     labels::name(&mut fields, "user")?;
     let base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,

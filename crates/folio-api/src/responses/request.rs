@@ -54,8 +54,9 @@ impl ResponsesRequest {
         let limits = &context.limits;
         let mut fields = Fields::of_body(body)?;
         let mut hints = Hints::new(&context.hints, Api::Responses);
-        context.check_model(&mut fields)?;
-        let mut generation = Generation::read_plain(&mut fields, context, "stop")?;
+        let adapter = context.adapter(&mut fields)?;
+        let plain = Generation::read_plain(&mut fields, context, "stop")?;
+        let mut generation = Generation { adapter, ..plain };
         generation.cache = CacheOptions::read(&mut fields)?;
         generation.max_tokens = fields.take("max_output_tokens")?;
         if generation.max_tokens == Some(0) {
@@ -101,7 +102,7 @@ impl ResponsesRequest {
         let rest = json!({
             "id": id, "object": "response", "created_at": crate::unix_s(), "completed_at": null, "error": null,
             "incomplete_details": null, "instructions": instructions, "max_output_tokens": generation.max_tokens,
-            "model": context.model.name(), "usage": null, "previous_response_id": previous,
+            "model": generation.model(context.model.name()), "usage": null, "previous_response_id": previous,
             "temperature": generation.sampling.temperature, "top_p": generation.sampling.top_p, "store": store,
             "background": background, "truncation": if truncates { "auto" } else { "disabled" },
             "service_tier": "default", "top_logprobs": 0, "max_tool_calls": null,

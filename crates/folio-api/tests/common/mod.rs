@@ -23,6 +23,7 @@ pub fn context(more: &str, reasoning: Option<&str>) -> Context {
             eos_token_ids: Arc::new([1]),
             hidden: 4,
             defaults: SamplingDefaults::default(),
+            has_adapters: false,
         },
         limits: RequestLimits::default(),
         hints: HintPolicy::default(),

@@ -132,7 +132,7 @@ fn product_read(
         unsafe { groups.pack(isa, w.split(), &source, to) };
         w.barrier();
         let (x, bias) = (to.cast_const(), Some(bias));
-        let linear = Linear { isa, ahead, weight, bias, x, groups, out: out_rows, then };
+        let linear = Linear { isa, ahead, weight, bias, x, groups, out: out_rows, then, deltas: None };
         let share = Share { claims: &claims, workers: w.count(), unit: TILE_ROWS };
         // SAFETY: packed with this `isa`; every worker has its own scratch.
         unsafe { linear.run(share, scratch[w.index()].view().row(0), |_| ()) };

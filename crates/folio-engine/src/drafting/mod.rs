@@ -183,7 +183,7 @@ impl Sources {
             return None;
         }
         Some(Box::new(Self {
-            owner: (request.tenant, request.adapter),
+            owner: (request.tenant, request.adapter_id()),
             speculation: speculation.clone(),
             choices: (0..request.n).map(|_| None).collect(),
             left: request.n,

@@ -75,10 +75,10 @@ impl Scheduler {
         }
         let adapters = self.reservations.adapters();
         let uses = |(adapter, count): &(AdapterId, u32)| {
-            let of = |(_, slot): &&(_, Slot)| self.sequences[*slot].request.adapter == Some(*adapter);
+            let of = |(_, slot): &&(_, Slot)| self.sequences[*slot].request.adapter_id() == Some(*adapter);
             self.running.iter().filter(of).count() as u32 == *count
         };
-        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter);
+        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter_id());
         let users: u32 = adapters.iter().map(|(_, users)| users).sum();
         if used.count() as u32 != users
             || !adapters.iter().all(uses)

@@ -33,6 +33,9 @@ impl Scheduler {
         stats.counters = self.counters;
         stats.work = self.work;
         stats.cache = cache.stats();
+        stats.adapters.clear();
+        stats.adapters.extend(self.reservations.adapters().iter().map(|(adapter, _)| *adapter));
+        stats.max_adapters = self.config.max_adapters;
         (stats.last_step_tokens, stats.last_step_decodes) = self.last_step();
         stats.busy = self.has_work();
     }

@@ -338,7 +338,7 @@ impl Scheduler {
         }
         self.start_drafter(cache, slot);
         let sequence = &self.sequences[slot];
-        self.reservations.use_adapter(sequence.request.adapter, true);
+        self.reservations.use_adapter(sequence.request.adapter_id(), true);
         let rank = self.sequences[slot].rank;
         let at = self.running.partition_point(|(other, _)| *other < rank);
         self.running.insert(at, (rank, slot));
@@ -348,7 +348,7 @@ impl Scheduler {
         let rank = self.sequences[slot].rank;
         if let Ok(at) = self.running.binary_search_by_key(&rank, |(other, _)| *other) {
             self.running.remove(at);
-            self.reservations.use_adapter(self.sequences[slot].request.adapter, false);
+            self.reservations.use_adapter(self.sequences[slot].request.adapter_id(), false);
         }
     }
 }

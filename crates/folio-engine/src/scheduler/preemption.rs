@@ -229,7 +229,10 @@ impl Scheduler {
         self.table_slots.push(table_slot);
         // What its last entry shares with it ends with it.
         let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
-        entry.into_iter().for_each(|entry| entry.samples.clear());
+        if let Some(entry) = entry {
+            entry.samples.clear();
+            (entry.id, entry.adapter) = (crate::plan::SequenceId(u64::MAX), None);
+        }
         self.step.forget(slot);
         self.cancel(cache, slot, tickets);
     }

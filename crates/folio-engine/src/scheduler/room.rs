@@ -130,7 +130,7 @@ impl Scheduler {
 
     /// The slot that a sequence which does not run would take for its adapter.
     pub(super) fn adapters(&self, slot: Slot) -> u32 {
-        let adapter = self.sequences[slot].request.adapter;
+        let adapter = self.sequences[slot].request.adapter_id();
         let is_used = |adapter| self.reservations.adapters.iter().any(|(used, _)| *used == adapter);
         u32::from(adapter.is_some_and(|adapter| !is_used(adapter)))
     }

@@ -308,6 +308,9 @@ impl ReferenceBackend {
                 batch.feature_rows.len()
             ));
         }
+        if !batch.adapters.is_empty() && batch.adapters.len() != batch.spans.len() {
+            return wrong(format!("{} adapters for {} spans", batch.adapters.len(), batch.spans.len()));
+        }
         let wanted =
             [("logit", &batch.logit_rows), ("hidden", &batch.hidden_rows), ("feature", &batch.feature_rows)];
         for (what, wanted) in wanted {

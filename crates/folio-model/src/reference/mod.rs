@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 
 use cache::Cache;
 
+use crate::adapter::LANES;
 use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
 use crate::program::{Activation, AttentionSpec, Buf, MatrixId, Op, Program, Rope, VectorId};
 use crate::quant::Encoding;
@@ -94,7 +95,8 @@ impl ReferenceBackend {
                 let bias = bias.map(|bias| self.vector(bias));
                 let product: Vec<f32> = self.buffers[x.0 as usize]
                     .chunks(matrix.cols)
-                    .flat_map(|row| linear(matrix, bias, row))
+                    .enumerate()
+                    .flat_map(|(at, row)| adapted(batch, at, weight, row, linear(matrix, bias, row)))
                     .collect();
                 let out = &mut self.buffers[out.0 as usize];
                 if add {
@@ -115,11 +117,15 @@ impl ReferenceBackend {
             Op::GatedLinear { x, weight, bias, activation, out } => {
                 let matrix = self.matrix(weight);
                 let bias = bias.map(|bias| self.vector(bias));
-                let rows = self.buffers[x.0 as usize].chunks(matrix.cols).flat_map(|row| {
-                    let both = linear(matrix, bias, row);
-                    let (gate, up) = both.split_at(matrix.rows / 2);
-                    gate.iter().zip(up).map(|(gate, up)| gated(activation, *gate, *up)).collect::<Vec<_>>()
-                });
+                let rows =
+                    self.buffers[x.0 as usize].chunks(matrix.cols).enumerate().flat_map(|(at, row)| {
+                        let both = adapted(batch, at, weight, row, linear(matrix, bias, row));
+                        let (gate, up) = both.split_at(matrix.rows / 2);
+                        gate.iter()
+                            .zip(up)
+                            .map(|(gate, up)| gated(activation, *gate, *up))
+                            .collect::<Vec<_>>()
+                    });
                 self.buffers[out.0 as usize] = rows.collect();
             }
             Op::Experts { x, logits, spec, out, add } => {
@@ -277,6 +283,10 @@ impl Backend for ReferenceBackend {
         "reference".to_owned()
     }
 
+    fn serves_adapters(&self) -> bool {
+        true
+    }
+
     /// Of no use beyond this process: its sums may change at any time.
     fn numerics(&self) -> String {
         self.name()
@@ -345,6 +355,29 @@ impl Backend for ReferenceBackend {
         let vectors: usize = self.vectors.iter().map(Vec::len).sum();
         4 * (matrices + vectors) as u64
     }
+}
+
+/// A product with a matrix, and what the row's adapter adds to it.
+fn adapted(batch: &Batch, row: usize, weight: MatrixId, x: &[f32], mut product: Vec<f32>) -> Vec<f32> {
+    let spans = batch.spans.iter().zip(&batch.adapters);
+    let span =
+        spans.clone().find(|(span, _)| (span.first_row..span.first_row + span.rows).contains(&(row as u32)));
+    let Some(low) = span.and_then(|(_, adapter)| adapter.as_ref()?.of(weight)) else { return product };
+    let mut h: Vec<f64> = vec![0.0; low.lanes()];
+    for (chunk, h) in h.chunks_mut(LANES).enumerate() {
+        for (x, a) in x.iter().zip(low.down(chunk).chunks(LANES)) {
+            h.iter_mut().zip(a).for_each(|(h, a)| *h += f64::from(*x) * f64::from(*a));
+        }
+    }
+    low.ones().iter().for_each(|one| h[*one] = 1.0);
+    for (panel, out) in product.chunks_mut(LANES).enumerate() {
+        let (first, up) = low.up(panel);
+        for (lane, out) in out.iter_mut().enumerate() {
+            let sum: f64 = up.chunks(LANES).zip(&h[first..]).map(|(b, h)| f64::from(b[lane]) * h).sum();
+            *out += sum as f32;
+        }
+    }
+    product
 }
 
 /// `(row in the batch, absolute position)` of a span.

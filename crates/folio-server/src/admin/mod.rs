@@ -3,6 +3,7 @@
 //! Owns: who may use its routes, and what only they do. Must never: be reachable through the serving port. Every route but `/health` asks for an
 //! admin key (`--admin-key`, or one of the file of keys with the scope `admin`) where there is such a key or file.
 
+pub(crate) mod adapters;
 pub(crate) mod kv_events;
 pub(crate) mod records;
 

@@ -9,6 +9,7 @@ use axum::response::IntoResponse;
 use folio_engine::handle::Health;
 use serde_json::{Value, json};
 
+use crate::adapters::AdapterCard;
 use crate::arrival::Id;
 use crate::endpoints::anthropic;
 use crate::engine::Served;
@@ -31,12 +32,17 @@ pub async fn models(State(served): Shared<Served>, request: Request) -> Reply {
         let page = anthropic::models(&served, request.uri().query().unwrap_or_default())?;
         return Ok(json_response(page.to_string()));
     }
-    let list: Vec<Value> = served.context.model.listed().map(|name| describe(&served, name)).collect();
+    let mut list: Vec<Value> = served.context.model.listed().map(|name| describe(&served, name)).collect();
+    list.extend(served.adapters.cards().iter().map(|card| describe_adapter(&served, card)));
     Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
 /// The name may contain slashes (`org/model`).
 pub async fn model(State(served): Shared<Served>, Id(name): Id, request: Request) -> Reply {
+    let card = served.adapters.cards().into_iter().find(|card| card.name == name);
+    if let Some(card) = card.filter(|_| !is_meant(&request)) {
+        return Ok(json_response(describe_adapter(&served, &card).to_string()));
+    }
     if !served.context.model.answers_to(&name) {
         return Err(ApiError::model_not_found(&name, served.name()).into());
     }
@@ -53,6 +59,14 @@ fn describe(served: &Served, name: &str) -> Value {
         "id": name, "object": "model", "created": model.created_s, "owned_by": "folio",
         "root": served.name(), "parent": null, "max_model_len": model.context_length,
     })
+}
+
+fn describe_adapter(served: &Served, card: &AdapterCard) -> Value {
+    let mut described = describe(served, &card.name);
+    described["root"] = card.path.as_str().into();
+    described["parent"] = served.name().into();
+    described["lora_rank"] = card.rank.into();
+    described
 }
 
 /// Forward progress, not existence, and whether requests should be sent here: fails when work waits and nothing is computed, when the engine cannot go on, and while draining.

@@ -66,7 +66,7 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
     let inputs = generator.inputs.clone();
     let wanted = load.off_thread(tenant.id, body.len(), move || read(&inputs, tenant.id, &body)).await?;
     held.grow(size_of_val(&*wanted.tokens)).inspect_err(|_| entry.give_back())?;
-    let root = tenancy.root(&tenant);
+    let root = tenancy.root(&tenant, None);
     let mut first = None;
     for _ in 0..ATTEMPTS {
         let computed = compute(&generator, &tenant, &entry, &wanted).await?;
@@ -106,7 +106,10 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
 
 fn read(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    inputs.served.context.check_model(&mut fields)?;
+    if let Some(name) = inputs.served.context.adapter(&mut fields)? {
+        inputs.served.adapter(Some(&name))?;
+        return Err(ApiError::invalid("model", "Prefixes of adapters are not kept by name."));
+    }
     let keep = AskedRetention::read(&mut fields)?;
     let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
     let (tokens, field) = tokens(inputs, Some(tenant), &mut fields, &mut hints)?;
@@ -186,7 +189,7 @@ fn need(prompt_tokens: usize) -> Need {
 /// One that generates nothing.
 fn request(generator: &Generator, tenant: &Tenant, tokens: &Arc<[u32]>, range: RetentionRange) -> Request {
     let Generator { served, tenancy, load, .. } = generator;
-    let (id, root) = (served.engine.next_request_id(), tenancy.root(tenant));
+    let (id, root) = (served.engine.next_request_id(), tenancy.root(tenant, None));
     Request {
         class: tenant.class,
         deadline: served.deadline(load.limits.request_timeout),

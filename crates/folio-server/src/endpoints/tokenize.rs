@@ -85,7 +85,7 @@ enum NextPart {
 fn tokenized(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
-    inputs.served.context.check_model(&mut fields)?;
+    inputs.served.adapter(inputs.served.context.adapter(&mut fields)?.as_deref())?;
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
     let prompt = fields.take::<String>("prompt")?;
@@ -161,7 +161,7 @@ fn escaped(text: &str, out: &mut String) {
 
 fn detokenized(served: &Served, body: &[u8]) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    served.context.check_model(&mut fields)?;
+    served.adapter(served.context.adapter(&mut fields)?.as_deref())?;
     let tokens: Vec<u32> = fields.require("tokens")?;
     fields.finish(&[])?;
     served.context.model.check_token_ids(&tokens, "tokens")?;

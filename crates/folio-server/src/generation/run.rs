@@ -10,7 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
-use folio_engine::{CancelFlag, Event, EventSink, Request, SamplingParams};
+use folio_engine::{CancelFlag, Event, EventSink, Request, RequestAdapter, SamplingParams};
 use folio_kv::BlockHashes;
 use tokio::sync::{mpsc, oneshot};
 
@@ -98,7 +98,9 @@ impl Generator {
         let submitted = self.served.engine.now();
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
         let sink = PromptSink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-        let requests = self.requests(tenant, &job);
+        let adapter = self.served.adapter(job.generation.adapter.as_deref());
+        let adapter = adapter.inspect_err(|_| flight.entry.give_back())?;
+        let requests = self.requests(tenant, &job, adapter.as_ref());
         let (abort, hashes) = match submit(&self.served, tenant, requests, (job.prompts.len(), sink)).await {
             Ok(submitted) => submitted,
             Err(rejected) => {
@@ -144,8 +146,13 @@ impl Generator {
     }
 
     /// The engine's requests, each with the place of its prompt, without those that may not go there.
-    fn requests(&self, tenant: &Tenant, job: &Job) -> Vec<(usize, Request)> {
-        let own = self.tenancy.root(tenant);
+    fn requests(
+        &self,
+        tenant: &Tenant,
+        job: &Job,
+        adapter: Option<&RequestAdapter>,
+    ) -> Vec<(usize, Request)> {
+        let own = self.tenancy.root(tenant, adapter);
         let deadline = self.served.deadline(self.load.limits.request_timeout);
         let request = |prompt: &PromptJob| Request {
             n: job.generation.n,
@@ -155,11 +162,12 @@ impl Generator {
             prompt_logprobs: job.generation.prompt_logprobs,
             retention: prompt.retention.clone(),
             pooling: job.pooling,
+            adapter: adapter.cloned(),
             speculation: prompt.speculation.clone(),
             ..Request::new(
                 self.served.engine.next_request_id(),
                 tenant.id,
-                match job.reads_shared(prompt) {
+                match job.reads_shared(prompt) && adapter.is_none() {
                     true => self.tenancy.shared.root(own, &prompt.tokens),
                     false => own,
                 },

@@ -20,6 +20,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use folio_api::ApiError;
+use folio_engine::RequestAdapter;
 use folio_kv::{Identity, Root, TenantId};
 
 use crate::engine::Served;
@@ -50,7 +51,7 @@ impl Tenancy {
         declared: &[DeclaredPrefix],
         tokens: impl Fn(&DeclaredPrefix) -> Result<Vec<u32>, ApiError>,
     ) -> Result<Self, ServerError> {
-        let read = |(prefix, holder)| (prefix, root(&served, holder), tokens(prefix));
+        let read = |(prefix, holder)| (prefix, root(&served, holder, None), tokens(prefix));
         let read = declared.iter().zip(tenants.prefixes()).map(read);
         let shared = SharedPrefixes::new(read, served.engine.stats().cache.block_tokens)?;
         Ok(Self {
@@ -62,9 +63,9 @@ impl Tenancy {
         })
     }
 
-    /// Start of the tenant's block-hash chains.
-    pub fn root(&self, tenant: &Tenant) -> Root {
-        root(&self.served, tenant)
+    /// Start of the tenant's block-hash chains, with an adapter or without.
+    pub fn root(&self, tenant: &Tenant, adapter: Option<&RequestAdapter>) -> Root {
+        root(&self.served, tenant, adapter)
     }
 
     /// Tenants that have no valid key and are at rest leave; who they were. Blocks.
@@ -78,12 +79,12 @@ impl Tenancy {
     }
 }
 
-fn root(served: &Served, tenant: &Tenant) -> Root {
+fn root(served: &Served, tenant: &Tenant, adapter: Option<&RequestAdapter>) -> Root {
     Root::derive(&Identity {
         tenant: tenant.cache,
         tenant_secret: &tenant.secret,
         model_digest: &served.model.model_digest,
         layout_digest: &served.model.layout_digest,
-        extra: &[],
+        extra: adapter.map_or(&[], |adapter| adapter.weights.digest()),
     })
 }

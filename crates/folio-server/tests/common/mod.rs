@@ -464,6 +464,7 @@ pub fn app(engine: Arc<dyn Engine>) -> App {
         template: Some(Arc::new(template())),
         parsers: Default::default(),
         model: facts(),
+        adapters: Default::default(),
         version: "1.2.3",
     }
 }

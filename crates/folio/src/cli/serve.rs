@@ -37,6 +37,26 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_SERVED_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     pub served_model_name: Vec<String>,
 
+    /// Serve an adapter (LoRA) of the model, a PEFT folder, as a model of this name; repeatable
+    #[arg(long, env = "FOLIO_LORA", value_name = "NAME=FOLDER", value_delimiter = ',')]
+    pub lora: Vec<String>,
+
+    /// Operators may load adapters from folders below this one, and unload any, while serving (/v1/load_lora_adapter at --admin-listen)
+    #[arg(long, env = "FOLIO_LORA_DIR", value_name = "FOLDER")]
+    pub lora_dir: Option<PathBuf>,
+
+    /// Largest rank of an adapter
+    #[arg(long, env = "FOLIO_MAX_LORA_RANK", value_name = "RANK", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_lora_rank: u32,
+
+    /// Most adapters that are served at once
+    #[arg(long, env = "FOLIO_MAX_CPU_LORAS", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_cpu_loras: u32,
+
+    /// Memory for the weights of adapters, in f32
+    #[arg(long, env = "FOLIO_LORA_MEMORY", value_name = "SIZE", default_value = "4GiB", value_parser = parse_bytes)]
+    pub lora_memory: u64,
+
     /// Key that clients must send (Authorization: Bearer ...); repeatable, each key is a tenant
     #[arg(long, env = "FOLIO_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
     pub api_key: Vec<Secret>,

@@ -6,6 +6,7 @@
 //! requests run alone.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -17,15 +18,17 @@ use folio_engine::plan::{
     ExecutorError, PLACEHOLDER, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want,
 };
 use folio_engine::{
-    DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros, ModelExecutor,
-    Pooling, Reads, Report, Request, RequestId, Rules as _, RulesRef, Sampler, SamplingParams, Scheduler,
-    SchedulerConfig, Speculation, SystemClock, Tier, TierStats, TransferOrder, find_in_tiers, turn,
+    AdapterId, DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros,
+    ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef, Sampler,
+    SamplingParams, Scheduler, SchedulerConfig, Speculation, SystemClock, Tier, TierStats, TransferOrder,
+    find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Layout, Root, TenantId, TierId, default_policy};
+use folio_model::adapter::{Adapter, AdapterLimits, AdapterTargets};
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
 use folio_model::draft_head::DraftHead;
 use folio_model::kv_format::{KvFormats, KvSkip};
-use folio_model::testing::heads;
+use folio_model::testing::{adapter, heads};
 use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, eagle, mtp};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
@@ -97,6 +100,7 @@ pub struct Recorder {
     windows: Vec<GroupConfig>,
     quantized: usize,
     vocab: usize,
+    targets: AdapterTargets,
     batch: Batch,
     output: StepOutput,
     sampler: Sampler,
@@ -158,6 +162,7 @@ impl Recorder {
             windows: windows(&model.kv_layout),
             quantized,
             vocab,
+            targets: model.targets,
             batch: Batch::default(),
             output: StepOutput::default(),
             sampler: Sampler::default(),
@@ -215,12 +220,16 @@ impl Executor for Recorder {
                 slot,
                 tentative_from: sequence.tentative_from().unwrap_or(u32::MAX),
             });
+            batch.adapters.push(sequence.adapter.as_ref().map(|adapter| adapter.weights.clone()));
             batch.tokens.extend(&sequence.tokens);
             let end = batch.tokens.len() as u32;
             batch.feature_rows.extend(end - sequence.features..end);
             for (group, table) in (0..).zip(sequence.block_tables.iter().take(groups)) {
                 batch.edit_table(slot, group, 0, table.iter().copied());
             }
+        }
+        if batch.adapters.iter().all(Option::is_none) {
+            batch.adapters.clear();
         }
         batch.logit_rows.extend(0..batch.tokens.len() as u32);
         // Of every row too, so that each is judged beside all others.
@@ -274,7 +283,9 @@ impl Executor for Recorder {
             let confirmed = known + right.count();
             for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
                 let position = sequence.first_position + i as u32;
-                let row = (position, *token, hash(row_of(span.first_row as usize + i)));
+                // With another adapter it is another row.
+                let adapter = sequence.adapter.as_ref().map_or(0, |adapter| adapter.id.0.get());
+                let row = (position, adapter << 24 | *token, hash(row_of(span.first_row as usize + i)));
                 // A position computed again (after preemption) must give what it gave before.
                 assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
             }
@@ -450,12 +461,14 @@ pub struct Arrival {
     pub sampling: Option<SamplingParams>,
     /// A token that ends it.
     pub stop: Option<u32>,
+    /// Which of [`World::adapters`] it asks for.
+    pub adapter: Option<usize>,
 }
 
 impl Arrival {
     pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
         let (step, brief, rules, pooling) = (0, false, None, None);
-        Self { step, prompt, max_tokens, brief, rules, pooling, sampling: None, stop: None }
+        Self { step, prompt, max_tokens, brief, rules, pooling, sampling: None, stop: None, adapter: None }
     }
 
     /// What becomes of the rows of a prompt.
@@ -521,6 +534,7 @@ pub struct World {
     depth: usize,
     lag: usize,
     drafter: Option<Drafter>,
+    adapters: Vec<RequestAdapter>,
     /// Where each request's drafts come from.
     speculation: Vec<Speculation>,
     /// A model that proposes drafts.
@@ -588,6 +602,7 @@ impl World {
             depth: 1,
             lag: 1,
             drafter: None,
+            adapters: Vec::new(),
             speculation: Vec::new(),
             draft: None,
             late: None,
@@ -599,6 +614,18 @@ impl World {
     /// From now on so many steps may be under way, choices are used `lag` steps later, and drafts are verified.
     pub fn overlap(&mut self, depth: usize, lag: usize, drafter: Option<Drafter>) {
         (self.depth, self.lag, self.drafter) = (depth, lag, drafter);
+    }
+
+    /// From now on requests may ask for these adapters (`testing::ADAPTERS`) of the fixture.
+    pub fn adapters(&mut self, names: &[&str]) {
+        let limits = AdapterLimits { rank: 64, bytes: 1 << 20 };
+        let read = |(id, name): (u32, &&str)| RequestAdapter {
+            id: AdapterId(NonZeroU32::MIN.saturating_add(id)),
+            weights: Arc::new(
+                Adapter::read(&adapter(name), &self.recorder.targets, limits).expect("an adapter"),
+            ),
+        };
+        self.adapters = (0..).zip(names).map(read).collect();
     }
 
     /// From now on requests are speculated on like this.
@@ -825,10 +852,16 @@ impl World {
             sampling.stop_token_ids = (0..self.recorder.vocab()).collect::<Vec<u32>>().into();
         }
         let prompt = arrival.prompt.clone().into();
+        let adapter = arrival.adapter.map(|at| self.adapters[at].clone());
+        let root = match &adapter {
+            Some(adapter) => root_with(TenantId(1), [1; 32], adapter.weights.digest()),
+            None => self.root,
+        };
         Request {
             pooling: arrival.pooling,
             speculation: self.speculation.get(id).cloned(),
-            ..Request::new(RequestId(id as u64), TenantId(1), self.root, prompt, sampling)
+            adapter,
+            ..Request::new(RequestId(id as u64), TenantId(1), root, prompt, sampling)
         }
     }
 }
@@ -989,12 +1022,16 @@ fn root() -> Root {
 }
 
 pub fn root_of(tenant: TenantId, secret: [u8; 32]) -> Root {
+    root_with(tenant, secret, &[])
+}
+
+fn root_with(tenant: TenantId, secret: [u8; 32], extra: &[u8]) -> Root {
     Root::derive(&Identity {
         tenant,
         tenant_secret: &secret,
         model_digest: &[2; 32],
         layout_digest: &[3; 32],
-        extra: &[],
+        extra,
     })
 }
 

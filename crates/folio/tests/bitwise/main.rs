@@ -3,6 +3,7 @@
 //! Every family is run through the real scheduler, cache and CPU backend in every way the engine could serve it, and every
 //! computed row's logits are compared, bit for bit, with the same request run alone, cold and in one chunk.
 
+mod adapters;
 mod device;
 mod drafts;
 mod exhaustion;

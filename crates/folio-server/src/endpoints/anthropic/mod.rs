@@ -59,7 +59,8 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     let retention = cache::ranges(&placed);
     let prompt = PromptJob::wanted(inputs, arrival.tenant.id, &generation, rules, tokens, "messages")?;
     let prompt = PromptJob { retention, screened, ..prompt };
-    let writer = Box::new(MessageWriter::new(&arrival.id, inputs.served.name(), placed, cut));
+    let writer =
+        Box::new(MessageWriter::new(&arrival.id, generation.model(inputs.served.name()), placed, cut));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, "messages"));
     let notes = request.notes;
     Ok(Job { reading, arrived, asker, notes, ..Job::new(writer, generation, vec![prompt]) })

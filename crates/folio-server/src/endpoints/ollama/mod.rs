@@ -85,7 +85,7 @@ fn job(
             prompts.push(PromptJob { screened, ..wanted });
         }
     }
-    let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
+    let (name, tokenizer) = (generation.model(inputs.served.name()), inputs.served.tokenizer.clone());
     let writer = Box::new(LineWriter::new(kind, name, tokenizer, &generation));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, api));
     Ok(Job { reading, asked, arrived, asker, notes, ..Job::new(writer, generation, prompts) })

@@ -31,7 +31,7 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     let echo = generation.echo.then_some(rendered.final_text).flatten();
     let prompt = PromptJob::wanted(inputs, tenant, &generation, rules, tokens, "messages")?;
     let prompt = PromptJob { echo, screened, ..prompt };
-    let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
+    let (name, tokenizer) = (generation.model(inputs.served.name()), inputs.served.tokenizer.clone());
     let writer =
         Box::new(CompletionWriter::new(CompletionKind::Chat, &arrival.id, name, tokenizer, &generation));
     let (arrived, asker) = (arrival.at, inputs.asker(arrival, "chat.completions"));

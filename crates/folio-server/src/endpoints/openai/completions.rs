@@ -29,7 +29,7 @@ pub(crate) fn prepare(inputs: &InputProcessor, arrival: &Arrival) -> Result<Job,
     };
     let prompts: Result<Vec<PromptJob>, ApiError> =
         request.prompts.into_iter().enumerate().map(job).collect();
-    let (name, tokenizer) = (inputs.served.name(), inputs.served.tokenizer.clone());
+    let (name, tokenizer) = (generation.model(inputs.served.name()), inputs.served.tokenizer.clone());
     let writer = Box::new(CompletionWriter::new(
         CompletionKind::Completion,
         &arrival.id,

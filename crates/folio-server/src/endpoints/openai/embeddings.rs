@@ -126,7 +126,7 @@ pub(crate) async fn answer(
         // What comes next was not waiting for the engine until now.
         arrived = Instant::now();
     }
-    let model = json!(generator.served.name());
+    let model = json!(generation.model(generator.served.name()));
     let bytes = data.iter().map(|part| part.json.len()).sum::<usize>();
     let join = move || {
         let (begin, end) = match form.shape {

@@ -239,7 +239,7 @@ impl ResponseDriver {
                 "request_id": flight.request,
                 "tenant": &*self.tenant.name,
                 "key": &*self.tenant.key,
-                "model": self.generator.served.name(),
+                "model": self.job.generation.model(self.generator.served.name()),
                 "prompts": self.job.prompts.len(),
                 "prompt_tokens": self.usage.prompt_tokens,
                 "cached_tokens": self.usage.cached_tokens,

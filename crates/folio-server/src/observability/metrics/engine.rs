@@ -12,12 +12,14 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::documented::{Documented, ENGINE};
 use super::kv_events;
 use super::samples::{Labels, Samples, encode_samples};
+use crate::adapters::Adapters;
 use crate::engine::Engine;
 use crate::observability::usage::seconds;
 
 pub(super) struct EngineCollector {
     pub engine: Arc<dyn Engine>,
     pub kv_events: Option<Arc<KvEvents>>,
+    pub adapters: Arc<Adapters>,
 }
 
 impl fmt::Debug for EngineCollector {
@@ -109,6 +111,7 @@ impl Collector for EngineCollector {
                 "folio:prefetched_tokens_total" => Samples::Counter(stats.counters.prefetches.tokens),
                 name if name.starts_with("folio:tier_") => tier_samples(name, &tiers),
                 name if name.starts_with("folio:kv_events_") => kv_events::samples(name, events.as_ref()),
+                "vllm:lora_requests_info" => lora(&stats, &self.adapters),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
                 "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),
@@ -177,6 +180,20 @@ fn tier_counters(name: &str, tier: &TierStats) -> Vec<(Labels, u64)> {
 fn tier_labels(tier: &TierStats, more: Option<(&'static str, &str)>) -> Labels {
     let more = more.map(|(name, value)| (name, value.to_owned()));
     std::iter::once(("tier", tier.name.to_owned())).chain(more).collect()
+}
+
+/// As vLLM tells routers of adapters: names in labels, the time as the value.
+fn lora(stats: &EngineStats, adapters: &Adapters) -> Samples {
+    if !adapters.can_be() {
+        return Samples::Gauges(Vec::new());
+    }
+    let (running, waiting) = adapters.in_use(&stats.adapters);
+    let labels = vec![
+        ("max_lora", stats.max_adapters.to_string()),
+        ("running_lora_adapters", running.join(",")),
+        ("waiting_lora_adapters", waiting.join(",")),
+    ];
+    Samples::Gauges(vec![(labels, folio_api::unix_s() as f64)])
 }
 
 fn by_reason(reason: WaitingFor) -> Labels {

@@ -32,6 +32,7 @@ pub use documented::{Documented, documented};
 use engine::EngineCollector;
 pub(crate) use samples::{Labels, Samples, encode_samples};
 
+use crate::adapters::Adapters;
 use crate::engine::Engine;
 use crate::observability::traces::TracedCounts;
 
@@ -175,6 +176,7 @@ impl Metrics {
     pub(crate) fn new(
         engine: &Arc<dyn Engine>,
         kv_events: Option<Arc<KvEvents>>,
+        adapters: Arc<Adapters>,
         model: &str,
         by_tenant: Option<Box<dyn Collector>>,
     ) -> Self {
@@ -185,7 +187,11 @@ impl Metrics {
             tenants
         });
         let mut registry = registry();
-        registry.register_collector(Box::new(EngineCollector { engine: engine.clone(), kv_events }));
+        registry.register_collector(Box::new(EngineCollector {
+            engine: engine.clone(),
+            kv_events,
+            adapters,
+        }));
         let metrics = &mut Registered(&mut registry);
         let masks = MaskFigures {
             compile: metrics.histogram("folio:grammar_compile_seconds", SHORT_S),

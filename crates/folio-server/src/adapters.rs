@@ -1,0 +1,233 @@
+//! Adapters (LoRA) by name: which are served, and how they come and go.
+//!
+//! Owns: names, and how many adapters there may be. Must never: read weights on the event loop, or let who asks for an answer name a file. An
+//! adapter that goes ends no request: its weights are freed with the last that uses them.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use folio_engine::{Adapter, AdapterId, RequestAdapter};
+use parking_lot::RwLock;
+
+use crate::threads::{NOBODY, Pool, WorkLost};
+
+/// Reads an adapter of the served model. Blocks.
+pub type LoadAdapter = dyn Fn(&Path) -> Result<Adapter, String> + Send + Sync;
+
+/// Characters of a name.
+const NAME_MAX: usize = 128;
+/// Loads that wait for one.
+const WAITING: usize = 16;
+
+/// What of adapters is served. By default none, for ever.
+pub struct Adapters {
+    load: Option<Box<LoadAdapter>>,
+    limits: AdaptersLimits,
+    /// Folders below it may be loaded while serving. `None`: none may.
+    folder: Option<PathBuf>,
+    served: RwLock<ServedAdapters>,
+    loading: Pool,
+}
+
+/// How many there may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdaptersLimits {
+    pub count: usize,
+    /// Of weights in memory.
+    pub bytes: u64,
+}
+
+#[derive(Default)]
+struct ServedAdapters {
+    by_name: BTreeMap<String, ServedAdapter>,
+    last: u32,
+}
+
+struct ServedAdapter {
+    adapter: RequestAdapter,
+    path: PathBuf,
+}
+
+/// What can be wrong with loading or unloading, each with its sentence.
+#[derive(Debug, PartialEq, Eq)]
+pub enum AdapterProblem {
+    /// The caller's fault.
+    Invalid(String),
+    NotFound(String),
+    /// Too many load at once.
+    Busy,
+}
+
+/// What is told of an adapter that is served.
+pub struct AdapterCard {
+    pub name: String,
+    pub path: String,
+    pub rank: usize,
+}
+
+impl Default for Adapters {
+    fn default() -> Self {
+        Self {
+            load: None,
+            limits: AdaptersLimits::default(),
+            folder: None,
+            served: RwLock::default(),
+            loading: Pool::new(1, WAITING),
+        }
+    }
+}
+
+impl Adapters {
+    pub fn new(load: Box<LoadAdapter>, limits: AdaptersLimits, folder: Option<PathBuf>) -> Self {
+        Self { load: Some(load), limits, folder, ..Self::default() }
+    }
+
+    /// Whether there may ever be any.
+    pub fn can_be(&self) -> bool {
+        self.load.is_some()
+    }
+
+    /// Whether some may come and go while serving.
+    pub fn can_change(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    pub fn get(&self, name: &str) -> Option<RequestAdapter> {
+        self.served.read().by_name.get(name).map(|known| known.adapter.clone())
+    }
+
+    /// In order of their names.
+    pub fn cards(&self) -> Vec<AdapterCard> {
+        let card = |(name, known): (&String, &ServedAdapter)| AdapterCard {
+            name: name.clone(),
+            path: known.path.display().to_string(),
+            rank: known.adapter.weights.rank(),
+        };
+        self.served.read().by_name.iter().map(card).collect()
+    }
+
+    /// Names of those that run, by the engine's word, and of those that somebody has asked for and that do not.
+    pub fn in_use(&self, running: &[AdapterId]) -> (Vec<String>, Vec<String>) {
+        let served = self.served.read();
+        let (mut runs, mut waits) = (Vec::new(), Vec::new());
+        for (name, known) in &served.by_name {
+            // Names for the same weights share them; whoever else holds them asked for one of those.
+            let names = served.by_name.values().filter(|other| other.adapter == known.adapter).count();
+            if running.contains(&known.adapter.id) {
+                runs.push(name.clone());
+            } else if Arc::strong_count(&known.adapter.weights) > names {
+                waits.push(name.clone());
+            }
+        }
+        (runs, waits)
+    }
+
+    /// Loads an adapter that the operator names at the start. Blocks.
+    pub fn load_at_start(&self, name: &str, path: &Path) -> Result<(), String> {
+        self.check_name(name, false)?;
+        let load = self.load.as_ref().ok_or("no adapters are served")?;
+        self.serve(name, path.to_owned(), load(path)?, false)
+    }
+
+    /// Loads one while serving. `replace`: the name may be in use, and stands for the new weights from then on. `is_taken`: by the model.
+    pub async fn load(
+        self: &Arc<Self>,
+        name: &str,
+        path: &str,
+        replace: bool,
+        is_taken: bool,
+    ) -> Result<(), AdapterProblem> {
+        let Some(folder) = &self.folder else {
+            return Err(AdapterProblem::NotFound("this server loads no adapters while serving".to_owned()));
+        };
+        if is_taken {
+            return Err(AdapterProblem::Invalid(format!("'{name}' is a name of the model itself.")));
+        }
+        self.check_name(name, replace).map_err(AdapterProblem::Invalid)?;
+        let (this, path) = (self.clone(), folder.join(path));
+        let (name, folder) = (name.to_owned(), folder.clone());
+        let work = move || {
+            let found = inside(&folder, &path)?;
+            let load = this.load.as_ref().ok_or(AdapterProblem::Busy)?;
+            let adapter = load(&found).map_err(AdapterProblem::Invalid)?;
+            this.serve(&name, found, adapter, replace).map_err(AdapterProblem::Invalid)
+        };
+        match self.loading.run(NOBODY, 1, work).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(WorkLost)) => Err(AdapterProblem::Invalid("The adapter could not be read.".to_owned())),
+            Err(_) => Err(AdapterProblem::Busy),
+        }
+    }
+
+    /// The name stands for nothing from now on; who uses it ends undisturbed.
+    pub fn unload(&self, name: &str) -> Result<(), AdapterProblem> {
+        if !self.can_change() {
+            return Err(AdapterProblem::NotFound("this server unloads no adapters while serving".to_owned()));
+        }
+        let gone = self.served.write().by_name.remove(name);
+        gone.map(drop)
+            .ok_or_else(|| AdapterProblem::NotFound(format!("The lora adapter '{name}' cannot be found.")))
+    }
+
+    fn check_name(&self, name: &str, replace: bool) -> Result<(), String> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:/".contains(c);
+        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed) {
+            return Err(format!(
+                "A name of an adapter is 1 to {NAME_MAX} letters, digits, '.', '_', '-', ':' and '/'."
+            ));
+        }
+        if !replace && self.served.read().by_name.contains_key(name) {
+            return Err(format!("The lora adapter '{name}' has already been loaded."));
+        }
+        Ok(())
+    }
+
+    fn serve(&self, name: &str, path: PathBuf, adapter: Adapter, replace: bool) -> Result<(), String> {
+        let mut served = self.served.write();
+        if !replace && served.by_name.contains_key(name) {
+            return Err(format!("The lora adapter '{name}' has already been loaded."));
+        }
+        let others = || served.by_name.iter().filter(|(other, _)| *other != name);
+        let count = others().count() + 1;
+        if count > self.limits.count {
+            return Err(format!(
+                "{count} adapters are more than the {} of --max-cpu-loras.",
+                self.limits.count
+            ));
+        }
+        let same = others().find(|(_, known)| known.adapter.weights.digest() == adapter.digest());
+        let adapter = match same {
+            // What it computes is another name's: so is its KV.
+            Some((_, known)) => known.adapter.clone(),
+            None => {
+                let used: u64 = others().map(|(_, known)| known.adapter.weights.bytes() as u64).sum();
+                let all = used + adapter.bytes() as u64;
+                if all > self.limits.bytes {
+                    let most = self.limits.bytes;
+                    return Err(format!(
+                        "Adapters of {all} bytes are more than the {most} of --lora-memory."
+                    ));
+                }
+                served.last += 1;
+                let id = AdapterId(NonZeroU32::new(served.last).ok_or("adapters have no numbers left")?);
+                RequestAdapter { id, weights: Arc::new(adapter) }
+            }
+        };
+        served.by_name.insert(name.to_owned(), ServedAdapter { adapter, path });
+        Ok(())
+    }
+}
+
+/// The folder that a path names, which is below `folder` whatever links are on the way.
+fn inside(folder: &Path, path: &Path) -> Result<PathBuf, AdapterProblem> {
+    let missing = || AdapterProblem::NotFound(format!("No adapter found for {}", path.display()));
+    let (folder, found) =
+        (folder.canonicalize().map_err(|_| missing())?, path.canonicalize().map_err(|_| missing())?);
+    match found.starts_with(&folder) && found != folder {
+        true => Ok(found),
+        // Whether something is there is told to nobody.
+        false => Err(missing()),
+    }
+}
