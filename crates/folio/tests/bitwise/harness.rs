@@ -975,6 +975,7 @@ pub fn batched(seqs: u32) -> SchedulerConfig {
         max_num_batched_tokens: MAX_ROWS as u32,
         max_prefill_tokens_while_decoding: 64,
         max_model_len: MAX_LEN,
+        max_adapters: 4,
         ..SchedulerConfig::default()
     }
 }
