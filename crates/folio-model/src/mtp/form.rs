@@ -100,7 +100,7 @@ impl Stored {
         let of_model = if target.tied { EMBEDDING } else { OUTPUT };
         let output = own(form.output).unwrap_or_else(|| of_model.to_owned());
         // Its layer is one of those that attend to everything, and of a mixture one of those with experts.
-        let attends = |mixer: &&Mixer| !matches!(mixer, Mixer::Delta(_));
+        let attends = |mixer: &&Mixer| !matches!(mixer, Mixer::Delta(_) | Mixer::Conv(_));
         let mut config = Config {
             layers: 1,
             rotated: vec![true],
