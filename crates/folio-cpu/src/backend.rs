@@ -160,6 +160,27 @@ fn stack(a: Encoding, b: Encoding) -> bool {
     a == b || (a.plain().is_none() && b.plain().is_none() && integers(a) == integers(b))
 }
 
+/// What adapters add to has the shape that they are for.
+fn check_adapters(batch: &Batch, matrices: &[PackedMatrix]) -> Result<(), BackendError> {
+    let mut last = None;
+    for adapter in batch.adapters.iter().flatten() {
+        if last.is_some_and(|last| Arc::ptr_eq(last, adapter)) {
+            continue;
+        }
+        for (matrix, low) in adapter.products() {
+            let found = matrices.get(matrix.0 as usize).map(|matrix| (matrix.rows, matrix.cols));
+            if found != Some((low.rows(), low.cols())) {
+                let wanted = (low.rows(), low.cols());
+                let problem =
+                    format!("an adapter for a matrix of {wanted:?} meets matrix {}, {found:?}", matrix.0);
+                return Err(BackendError::Batch(problem));
+            }
+        }
+        last = Some(adapter);
+    }
+    Ok(())
+}
+
 /// Weights that somebody else quantized are not quantized again.
 fn quantized_already(name: &str, part: &TensorView<'_>) -> BackendError {
     let reason = format!("it is {} already: --quantize is for weights in F32, F16 or BF16", part.encoding);
@@ -310,6 +331,7 @@ impl Backend for CpuBackend {
             written: &mut self.written,
         }
         .all(batch)?;
+        check_adapters(batch, &self.matrices)?;
         model.place(batch);
         model.make_room(batch).map_err(device)?;
         model.plans.iter_mut().for_each(|plan| plan.plan(batch, &model.shape));

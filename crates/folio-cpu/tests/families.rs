@@ -3,6 +3,7 @@
 
 use folio_cpu::{CpuBackend, CpuOptions, Isa};
 use folio_model::Checkpoint;
+use folio_model::backend::{Backend as _, Batch, Span};
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::heads::{HEADS, PUBLISHED_WITH_MTP, WITH_MTP, check_head, check_mtp};
 use folio_model::testing::{
@@ -40,6 +41,22 @@ fn adapters_add_what_peft_adds() {
             println!("{name}: logits within {:.1e}, {} tokens equal", parity.worst, parity.greedy_tokens);
         }
     }
+}
+
+#[test]
+fn an_adapter_of_another_model_is_refused() {
+    let other = Runner::with_adapter("phi3", backend(None)());
+    let mut runner = Runner::with_adapter("llama3", backend(None)());
+    let span = Span { first_row: 0, rows: 1, first_position: 0, slot: 0, tentative_from: u32::MAX };
+    let mut batch =
+        Batch { tokens: vec![3], spans: vec![span], adapters: vec![other.adapter], ..Batch::default() };
+    batch.edit_table(0, 0, 0, [0]);
+    let error = runner.backend.forward(&batch).expect_err("another model's");
+    assert!(error.to_string().contains("an adapter for a matrix of"), "{error}");
+    batch.adapters.push(runner.adapter.clone());
+    assert!(
+        runner.backend.forward(&batch).expect_err("too many").to_string().contains("2 adapters for 1 spans")
+    );
 }
 
 #[test]

@@ -61,6 +61,11 @@ impl Adapter {
         self.products.get(matrix.0 as usize)?.as_ref()
     }
 
+    /// Every matrix with whose products it adds to, and what.
+    pub fn products(&self) -> impl Iterator<Item = (MatrixId, &LowRank)> {
+        (0..).map(MatrixId).zip(&self.products).filter_map(|(matrix, low)| Some((matrix, low.as_ref()?)))
+    }
+
     /// Most values between A and B of a product.
     pub fn lanes(&self) -> usize {
         self.lanes
@@ -71,6 +76,7 @@ impl Adapter {
 /// `h = A x` of all of them side by side, ranks of each filled up to whole [`LANES`]; B with the scale in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LowRank {
+    rows: usize,
     cols: usize,
     /// `[lanes / 16, cols, 16]`: A of 16 values of `h` at a time.
     down: Vec<f32>,
@@ -165,7 +171,12 @@ impl LowRank {
                 }
             }
         }
-        Self { cols, down, ones, panels, up }
+        Self { rows, cols, down, ones, panels, up }
+    }
+
+    /// Of the matrix.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     pub fn cols(&self) -> usize {
