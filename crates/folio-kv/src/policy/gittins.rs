@@ -34,6 +34,9 @@ fn start(bucket: usize) -> f64 {
     (4 + quarter) as f64 * 2f64.powi(octave as i32 - 2)
 }
 
+/// Lives given up as lost from which on they say what does not come back: fewer are the first minutes of a small pool.
+const LOST_LEAST: f64 = 4096.0;
+
 type Counts = [f64; BUCKETS];
 
 /// Lives of every class, and the index made of them. Class `kind * each + of_kind`.
@@ -125,7 +128,7 @@ impl Lives {
         }
     }
 
-    /// Of lives that ended, the shares that did by a use. While next to nothing was given up as lost, nothing is known of what does not
+    /// Of lives that ended, the shares that did by a use. While little was given up as lost, nothing is known of what does not
     /// come back.
     fn count_returns(&mut self) {
         let sums = |counts: &[Counts]| counts.iter().flatten().sum::<f64>();
@@ -133,7 +136,7 @@ impl Lives {
         let leaning = |used: &[Counts], lost: &[Counts], on: f64| {
             (sums(used) + prior * on) / (sums(used) + sums(lost) + prior)
         };
-        if sums(&self.lost) < self.prior {
+        if sums(&self.lost) < LOST_LEAST {
             return self.returns.fill(1.0);
         }
         let all = leaning(&self.used, &self.lost, 1.0);

@@ -33,8 +33,8 @@
 //!
 //! Content is written to tiers ([`EvictionPolicy::is_worth_storing`]) unless its class comes back less than once in twenty times
 //! ([`LearningSettings::least_return`]), by the lives that ended, with a use or forgotten: a session's end, though it was never hit,
-//! and not a single shot. What was said to be kept is written in any case. As long as nothing was forgotten, nothing is known not to
-//! come back: all is written. What was not written and comes back all the same is computed, and counts as any use does, so a class
+//! and not a single shot. What was said to be kept is written in any case. As long as few blocks were forgotten, nothing is known not
+//! to come back: all is written. What was not written and comes back all the same is computed, and counts as any use does, so a class
 //! that was given up is found out when its traffic changes.
 //!
 //! # What learning costs
