@@ -228,11 +228,13 @@ impl Scheduler {
         }
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
-        if fresh.is_some() {
-            // The first step of a request that was really computed fixes what it took from the cache.
+        // The first step of a request that was really computed fixes what it took from the cache; what was loaded meanwhile comes behind it.
+        let loaded = there.min(prompt_len).saturating_sub(computed.max(sequence.high_water));
+        if fresh.is_some() || loaded > 0 {
             let state = self.requests.get_mut(&sequence.request_id);
-            let state = state.filter(|state| state.cached_tokens.is_none());
-            state.into_iter().for_each(|state| state.cached_tokens = Some(before.min(prompt_len)));
+            state.into_iter().for_each(|state| {
+                *state.cached_tokens.get_or_insert(before.min(prompt_len)) += loaded;
+            });
         }
         self.update_reservation(cache, slot);
         self.wait_for_load(slot);
