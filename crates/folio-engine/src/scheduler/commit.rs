@@ -228,13 +228,11 @@ impl Scheduler {
         }
         self.counters.iteration_tokens += u64::from(rows);
         self.counters.recomputed_tokens += u64::from(recomputed);
-        // The first step of a request that was really computed fixes what it took from the cache; what was loaded meanwhile comes behind it.
-        let loaded = there.min(prompt_len).saturating_sub(computed.max(sequence.high_water));
-        if fresh.is_some() || loaded > 0 {
+        if fresh.is_some() {
+            // The first step of a request that was really computed fixes what it took from the cache.
             let state = self.requests.get_mut(&sequence.request_id);
-            state.into_iter().for_each(|state| {
-                *state.cached_tokens.get_or_insert(before.min(prompt_len)) += loaded;
-            });
+            let state = state.filter(|state| state.cached_tokens.is_none());
+            state.into_iter().for_each(|state| state.cached_tokens = Some(before.min(prompt_len)));
         }
         self.update_reservation(cache, slot);
         self.wait_for_load(slot);
