@@ -437,42 +437,6 @@ fn of_two_tiers_the_faster_one_is_asked_and_none_that_is_slower_than_computing()
     assert_eq!(asked(45, 1_000_000, 1_000_000), [], "computing is faster");
 }
 
-/// Computing and loading take about as long: alone it is computed from the beginning and loaded from the end, and where others want the time
-/// it is loaded.
-#[test]
-fn the_beginning_is_computed_while_the_end_is_loaded_where_nobody_else_wants_the_time() {
-    for alone in [true, false] {
-        let mut bench = Bench::new(200, &[]);
-        bench.submit(1, 40, &[]);
-        while bench.scheduler.has_work() {
-            bench.step();
-            let (_, stores) = bench.orders();
-            bench.read(stores);
-        }
-        // 40 tokens take a millisecond: 100 us a block.
-        (0..200).for_each(|_| bench.scheduler.loaded(TierId(0), true, 1, 95));
-        bench.cache.clear(None);
-        if !alone {
-            let (request, hashes) = request(3, &[5; 10], 50).hashed(BLOCK);
-            bench.scheduler.admit([(request, hashes)], [], bench.now);
-            bench.step();
-        }
-        bench.submit(2, 40, &[0..9]);
-        let own = if alone { 2 } else { 3 };
-        let rows = bench.step();
-        let of_it: Vec<_> = rows.iter().filter(|(id, ..)| *id == own).copied().collect();
-        let (loads, _) = bench.orders();
-        assert_eq!(loads.len(), 1);
-        let first = loads[0].contents[0].index;
-        assert_eq!(of_it, if alone { vec![(2, 0, 16)] } else { vec![] });
-        assert_eq!((first, loads[0].contents.len()), if alone { (4, 5) } else { (0, 9) });
-        assert!(bench.step().iter().all(|(id, ..)| *id != own), "it waits for the rest");
-        bench.end(&loads[0], true);
-        let rows = bench.step();
-        assert!(rows.contains(&(own, 36, 4)), "{rows:?}");
-    }
-}
-
 /// One that generates 60 tokens more and will need blocks of the other; both were computed for a while. The other arrived last.
 fn two_that_grow() -> Bench {
     let mut bench = Bench::new(24, &[]);

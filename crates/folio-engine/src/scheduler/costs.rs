@@ -129,21 +129,6 @@ impl Costs {
         self.computing(positions) - bytes as f64 * self.load_us(tier)
     }
 
-    /// Where computing `blocks` of `size` positions from their beginning and loading them from their end, `bytes` each, would meet: to
-    /// compute those before it takes no longer than to load the others.
-    pub fn meeting(&self, tier: TierId, bytes: u64, size: u32, blocks: Range<u32>) -> u32 {
-        let (mut low, mut high) = (blocks.start, blocks.end);
-        while low < high {
-            let middle = high - (high - low) / 2;
-            let computing = self.computing(blocks.start * size..middle * size);
-            match computing < f64::from(blocks.end - middle) * bytes as f64 * self.load_us(tier) {
-                true => low = middle,
-                false => high = middle - 1,
-            }
-        }
-        low
-    }
-
     /// Microseconds a byte.
     fn load_us(&self, tier: TierId) -> f64 {
         let known = self.loaded[..=usize::from(tier.0)].iter().rev().find_map(|mean| mean.value());
@@ -224,21 +209,6 @@ mod tests {
         near(0..100, 100.0 * 100.0 + 0.1 * 100.0 * 50.0);
         near(8000..8100, 100.0 * 100.0 + 0.1 * 100.0 * 8050.0);
         assert_eq!(Costs::default().computing(0..100), 0.0, "nothing is known");
-    }
-
-    #[test]
-    fn what_is_computed_and_what_is_loaded_meet_where_both_take_as_long() {
-        let mut costs = measured();
-        assert_eq!(costs.meeting(TIER, 16, 16, 0..100), 0, "nothing was loaded: it is how it is measured");
-        // 1.6 ms a block, as computing takes at the beginning.
-        (0..99).for_each(|_| costs.loaded(TIER, 16, 1600.0));
-        let at = costs.meeting(TIER, 16, 16, 0..100);
-        let (computing, loading) = (|to| costs.computing(0..to * 16), |from| f64::from(100 - from) * 1600.0);
-        assert!((40..50).contains(&at), "{at}: what lies deeper takes longer to compute");
-        assert!(computing(at) < loading(at) && computing(at + 1) >= loading(at + 1));
-        (0..99).for_each(|_| costs.loaded(TIER, 16, 16.0));
-        assert_eq!(costs.meeting(TIER, 16, 16, 0..100), 0, "a block takes longer than all of them");
-        assert_eq!(costs.meeting(TIER, 16, 16, 7..7), 7);
     }
 
     #[test]

@@ -144,13 +144,12 @@ impl Scheduler {
     /// Admits a waiting sequence, which fits, with whole blocks that the device has, and begins to load what a tier has behind them.
     /// `false`: that does not pay, or cannot be.
     pub(super) fn admit_and_load(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        let Some(mut offer) = self.offer(cache, slot, false) else { return false };
+        let Some(offer) = self.offer(cache, slot, false) else { return false };
         let Some(table) = self.attach_whole(cache, slot, offer.blocks.start * cache.config().block_tokens)
         else {
             return false;
         };
         self.start(cache, slot, table, Fresh::Ran);
-        self.compute_beginning(cache, slot, &mut offer);
         self.take_offers(cache, slot, offer, false);
         self.wait_for_load(slot);
         true
@@ -168,26 +167,6 @@ impl Scheduler {
         }
         let from = cache.border(found.lookup.full_blocks * size) / size;
         self.best_offer(cache, slot, (from, found.lookup.positions()), prefetch)
-    }
-
-    /// Takes the beginning of an offer from it, to be computed while the rest is loaded, up to where the two meet. Only where nobody else
-    /// would have the time, and of one group: of others only the end is read.
-    fn compute_beginning(&mut self, cache: &mut KvCache, slot: Slot, offer: &mut Offer) {
-        if self.running.len() > 1 || self.waiting.len() > 0 || cache.needed_groups() > 1 {
-            return;
-        }
-        let size = cache.config().block_tokens;
-        let meeting = self.costs.meeting(offer.tier, cache.load_bytes(1), size, offer.blocks.clone());
-        let sequence = &self.sequences[slot];
-        let Some(table) = sequence.table() else { return };
-        let needed = cache.needed(table, meeting * size);
-        if meeting == offer.blocks.start || !self.fits(cache, sequence.owner(), needed, None).fits() {
-            return;
-        }
-        let table = self.sequences[slot].table_mut();
-        if table.is_some_and(|table| cache.grow(table, meeting * size, &mut Vec::new()).is_ok()) {
-            offer.blocks.start = meeting;
-        }
     }
 
     /// Orders an offer for a sequence that has what is before it, and what other tiers have behind that.
