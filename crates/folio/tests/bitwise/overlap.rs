@@ -4,6 +4,7 @@
 
 use folio_cpu::Quantize;
 use folio_engine::{Drafter, SchedulerConfig};
+use folio_model::Checkpoint;
 use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
 use folio_model::testing::heads::{HEADS, WITH_MTP, target};
@@ -99,7 +100,10 @@ fn with_a_group_of_larger_blocks() {
             continue;
         }
         groups += 1;
-        for (window_blocks, kv) in [(2, KvFormat::F16), (3, KvFormat::Int8), (4, KvFormat::F16)] {
+        let head_dim =
+            Checkpoint::open(folio_model::testing::fixture(fixture)).expect("a fixture").config().head_dim;
+        let int8 = if head_dim.is_multiple_of(4) { KvFormat::Int8 } else { KvFormat::F16 };
+        for (window_blocks, kv) in [(2, KvFormat::F16), (3, int8), (4, KvFormat::F16)] {
             let setup = Setup { window_blocks, kv, ..Setup::PLAIN };
             overlapped((groups + window_blocks as usize, fixture), setup, false, &mut seen);
         }
