@@ -44,14 +44,14 @@ fn adapters_add_what_peft_adds() {
 }
 
 #[test]
-fn an_adapter_of_another_model_is_refused() {
-    let other = Runner::with_adapter("phi3", backend(None)());
+fn an_adapter_for_other_matrices_is_refused() {
+    let other = Runner::with_adapter("qwen3_5_text", backend(None)());
     let mut runner = Runner::with_adapter("llama3", backend(None)());
     let span = Span { first_row: 0, rows: 1, first_position: 0, slot: 0, tentative_from: u32::MAX };
     let mut batch =
         Batch { tokens: vec![3], spans: vec![span], adapters: vec![other.adapter], ..Batch::default() };
     batch.edit_table(0, 0, 0, [0]);
-    let error = runner.backend.forward(&batch).expect_err("another model's");
+    let error = runner.backend.forward(&batch).expect_err("other matrices");
     assert!(error.to_string().contains("an adapter for a matrix of"), "{error}");
     batch.adapters.push(runner.adapter.clone());
     assert!(
