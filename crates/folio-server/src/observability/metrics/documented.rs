@@ -111,7 +111,7 @@ pub(super) const ENGINE: &[Documented] = &[
     gauge("vllm:num_requests_running", "Sequences that are computed"),
     gauge("vllm:num_requests_waiting", "Sequences and requests that wait to be computed"),
     gauge("vllm:num_requests_waiting_by_reason", "Those, by what they wait for").by("reason"),
-    gauge("vllm:lora_requests_info", "Adapters that requests use now and that they wait for, where any are served; the value is the time").by("max_lora where adapters are served, running_lora_adapters where they are, waiting_lora_adapters where they are"),
+    gauge("vllm:lora_requests_info", "Adapters that requests use now and that they wait for, by name; the value is the time").by("max_lora, running_lora_adapters, waiting_lora_adapters"),
     counter("folio:waits_total", "Times a sequence began to wait for something, by what that was").by("reason"),
     counter("folio:waits_expired_total", "Waits that ended at their deadline: of grammar and adapter with an error, of others without what they were for").by("reason"),
     gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks held by sequences, 0 to 1, of the fullest group"),

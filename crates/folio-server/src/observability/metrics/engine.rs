@@ -184,9 +184,6 @@ fn tier_labels(tier: &TierStats, more: Option<(&'static str, &str)>) -> Labels {
 
 /// As vLLM tells routers of adapters: names in labels, the time as the value.
 fn lora(stats: &EngineStats, adapters: &Adapters) -> Samples {
-    if !adapters.can_be() {
-        return Samples::Gauges(Vec::new());
-    }
     let (running, waiting) = adapters.in_use(&stats.adapters);
     let labels = vec![
         ("max_lora", stats.max_adapters.to_string()),
