@@ -221,17 +221,22 @@ mod tests {
     fn a_block_in_a_usual_pause_is_worth_more_than_a_fresh_one_and_a_forgotten_one() {
         let mut lives = Lives::new(1, 2, 32.0, 0.98);
         // Class 0 is wanted again after about 1,000 blocks in half of all cases, class 1 never.
-        for _ in 0..500 {
-            lives.used(0, 1000);
-            lives.lost(0, 100_000);
-            lives.lost(1, 100_000);
-            lives.lost(1, 100_000);
-        }
-        lives.update(std::iter::empty());
+        let ended = |lives: &mut Lives, times: usize| {
+            for _ in 0..times {
+                lives.used(0, 1000);
+                lives.lost(0, 100_000);
+                lives.lost(1, 100_000);
+                lives.lost(1, 100_000);
+            }
+            lives.update(std::iter::empty());
+        };
+        ended(&mut lives, 500);
         let index = |class, age| lives.index(class, age);
         assert!(index(0, 900) > 3.0 * index(0, 10), "the pause is nearly over");
         assert!(index(0, 10) > 3.0 * index(0, 5000), "the pause is long over");
         assert!(index(0, 10) > 10.0 * index(1, 10), "nobody wants the other class");
+        assert_eq!([0, 1].map(|class| lives.returns(class)), [1.0; 2], "1,500 lost lives say little");
+        ended(&mut lives, 1500);
         let returns = [0, 1].map(|class| lives.returns(class));
         assert!(
             (0.4..0.6).contains(&returns[0]) && returns[1] < 0.1,
