@@ -313,7 +313,7 @@ fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> Sch
         max_queued_requests: args.max_queued_requests,
         max_queued_tokens: args.max_queued_tokens,
         max_prefetch_requests: args.kv_prefetch_requests,
-        max_adapters: args.max_loras,
+        max_adapters: args.max_adapters,
         guarantee_completion: args.guarantee_completion,
         pin_permille: permille(args.max_pinned_share),
         tenant_pin_permille: permille(args.max_pinned_share_per_tenant.unwrap_or(args.max_pinned_share)),

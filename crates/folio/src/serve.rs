@@ -19,7 +19,7 @@ use folio_server::{
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
-use crate::cli::{Pooling, ServeArgs, UnknownFields};
+use crate::cli::{EngineArgs, Pooling, ServeArgs, UnknownFields};
 use crate::profile;
 use crate::runtime::{Loaded, Runtime};
 
@@ -34,7 +34,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     let feed = config.kv_events.as_ref().map(|source| source.feed.clone());
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
-    let runtime = Runtime::serving(loaded, &args.engine, &config.tenants, feed)?;
+    let engine = EngineArgs { max_adapters: args.max_loras, ..args.engine.clone() };
+    let runtime = Runtime::serving(loaded, &engine, &config.tenants, feed)?;
     config.speculate = runtime.drafter;
     config.why.int8_times = int8_times(&runtime.model.kv_layout);
     config.why.roofline = profile::roofline(args.machine_profile.as_deref(), &runtime)?;

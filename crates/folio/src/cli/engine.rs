@@ -114,9 +114,9 @@ pub struct EngineArgs {
           value_parser = clap::value_parser!(u64).range(1..))]
     pub max_queued_tokens: u64,
 
-    /// Most different adapters (LoRA) in one step; requests for others wait
-    #[arg(long, env = "FOLIO_MAX_LORAS", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub max_loras: u32,
+    /// Most different adapters in one step, of who serves any
+    #[arg(skip)]
+    pub max_adapters: u32,
 
     /// Admit a request only when it fits even if everybody generates to the limit: nobody is ever preempted, not even for
     /// better priority; smaller batches

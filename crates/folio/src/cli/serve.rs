@@ -45,6 +45,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_LORA_DIR", value_name = "FOLDER")]
     pub lora_dir: Option<PathBuf>,
 
+    /// Most different adapters (LoRA) in one step; requests for others wait
+    #[arg(long, env = "FOLIO_MAX_LORAS", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub max_loras: u32,
+
     /// Largest rank of an adapter
     #[arg(long, env = "FOLIO_MAX_LORA_RANK", value_name = "RANK", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_lora_rank: u32,
