@@ -12,6 +12,7 @@ use folio_model::quant::Encoding;
 use folio_model::tables::BlockTables;
 
 use crate::NUMERICS;
+use crate::adapters::AdaptedRows;
 use crate::attend::Window;
 use crate::attention::{AttentionPlan, Shape};
 use crate::error::CpuError;
@@ -73,6 +74,7 @@ struct Model {
     /// One for each window.
     plans: Vec<AttentionPlan>,
     places: Vec<RowPlace>,
+    adapted: AdaptedRows,
     max_rows: usize,
     max_logit_rows: usize,
     vocabulary: usize,
@@ -282,6 +284,7 @@ impl Backend for CpuBackend {
             shape,
             plans,
             places,
+            adapted: AdaptedRows::default(),
             max_rows,
             max_logit_rows,
             vocabulary,
@@ -333,6 +336,7 @@ impl Backend for CpuBackend {
         .all(batch)?;
         check_adapters(batch, &self.matrices)?;
         model.place(batch);
+        model.adapted.find(batch, &model.places);
         model.make_room(batch).map_err(device)?;
         model.plans.iter_mut().for_each(|plan| plan.plan(batch, &model.shape));
         for claims in &model.buffers.claims {
@@ -350,6 +354,7 @@ impl Backend for CpuBackend {
             tables: &self.tables,
             plans: &model.plans,
             places: &model.places,
+            adapted: &model.adapted,
             batch,
         };
         self.pool.run(&|worker| step.run(worker)).map_err(device)?;

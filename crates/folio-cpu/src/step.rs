@@ -11,7 +11,7 @@ use folio_model::backend::Batch;
 use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 use folio_model::tables::BlockTables;
 
-use crate::adapters::Deltas;
+use crate::adapters::{AdaptedRows, Deltas};
 use crate::ahead::Ahead;
 use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
@@ -72,6 +72,7 @@ pub(crate) struct Step<'a> {
     /// One for each window.
     pub(crate) plans: &'a [AttentionPlan],
     pub(crate) places: &'a [RowPlace],
+    pub(crate) adapted: &'a AdaptedRows,
     pub(crate) batch: &'a Batch,
 }
 

@@ -18,6 +18,9 @@ const WEIGHTS: (f32, f32) = (0.1, 0.05);
 const INTERRUPTED: f32 = 2.0;
 /// Steps after which a time is forgotten.
 const KEPT: u32 = 4096;
+/// Steps until a time is relied on: the first with so many rows may have been interrupted, or waited for memory that the next ones find warm,
+/// and the least of a few is nearest to what it is.
+const RELIABLE: u8 = 3;
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +30,15 @@ pub(super) struct RowTimes {
     level: f32,
     /// 0: not known.
     curve: [f32; ENTRIES],
+    /// Steps that measured it, up to [`RELIABLE`].
+    seen: [u8; ENTRIES],
     /// The step that measured it last.
     measured: [u32; ENTRIES],
 }
 
 impl Default for RowTimes {
     fn default() -> Self {
-        Self { steps: 0, level: 0.0, curve: [0.0; ENTRIES], measured: [0; ENTRIES] }
+        Self { steps: 0, level: 0.0, curve: [0.0; ENTRIES], seen: [0; ENTRIES], measured: [0; ENTRIES] }
     }
 }
 
@@ -47,8 +52,10 @@ impl RowTimes {
         }
         self.steps = self.steps.wrapping_add(1);
         self.measured[at] = self.steps;
-        if self.curve[at] == 0.0 {
-            self.curve[at] = us / self.level;
+        if self.seen[at] < RELIABLE {
+            let least = if self.seen[at] == 0 { f32::INFINITY } else { self.curve[at] };
+            self.curve[at] = least.min(us / self.level);
+            self.seen[at] += 1;
         } else {
             let ratio = |level: f32, shape: f32| (us / (level * shape)).min(INTERRUPTED) - 1.0;
             self.level *= 1.0 + WEIGHTS.0 * ratio(self.level, self.curve[at]);
@@ -57,20 +64,21 @@ impl RowTimes {
         // One entry is looked at each time.
         let old = self.steps as usize % ENTRIES;
         if self.steps.wrapping_sub(self.measured[old]) > KEPT {
-            self.curve[old] = 0.0;
+            (self.curve[old], self.seen[old]) = (0.0, 0);
         }
     }
 
-    /// The most rows of which anything is known.
+    /// The most rows of which anything is known to be relied on.
     pub fn most_rows(&self) -> u32 {
-        self.curve.iter().rposition(|shape| *shape > 0.0).map_or(0, first_rows)
+        self.seen.iter().rposition(|seen| *seen == RELIABLE).map_or(0, first_rows)
     }
 
     /// What a step with so many rows takes, microseconds. `None`: no step was measured.
     pub fn us(&self, rows: u32) -> Option<f64> {
         let (at, rows) = (entry(rows), f64::from(rows));
         let known = |at: usize| f64::from(self.curve[at]) * f64::from(self.level);
-        let is_known = |at: &usize| self.curve[*at] > 0.0;
+        let enough = if self.seen.contains(&RELIABLE) { RELIABLE } else { 1 };
+        let is_known = |at: &usize| self.seen[*at] >= enough;
         // The entry of these rows is one of the two.
         let below = (0..=at).rev().find(|at| is_known(at) && middle(*at) <= rows);
         let above = (at..ENTRIES).find(|at| is_known(at) && middle(*at) >= rows);
@@ -177,6 +185,19 @@ mod tests {
         (0..200).for_each(|_| times.add(1, 300.0));
         let (one, four) = (times.us(1).unwrap(), times.us(4).unwrap());
         assert!((one - 300.0).abs() < 3.0 && four > 800.0, "{one} {four}");
+    }
+
+    #[test]
+    fn a_first_step_with_so_many_rows_that_was_cold_is_not_believed() {
+        let mut times = RowTimes::default();
+        (0..10).for_each(|_| times.add(1, 100.0));
+        assert_eq!(times.most_rows(), 1);
+        times.add(4, 5000.0);
+        assert_eq!((times.us(4), times.most_rows()), (Some(100.0), 1), "once is nothing");
+        times.add(4, 160.0);
+        times.add(4, 170.0);
+        let four = times.us(4).unwrap();
+        assert!((four - 160.0).abs() < 1.0 && times.most_rows() == 4, "{four}");
     }
 
     #[test]

@@ -9,7 +9,11 @@
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
+use half::{bf16, f16};
+
+use crate::backend::DType;
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 use crate::packed::Ids;
@@ -53,7 +57,7 @@ impl Adapter {
 
     /// Of its weights in memory.
     pub fn bytes(&self) -> usize {
-        self.products.iter().flatten().map(|product| 4 * (product.down.len() + product.up.len())).sum()
+        self.products.iter().flatten().map(|product| product.down.bytes() + product.up.bytes()).sum()
     }
 
     /// What it adds to products with a matrix.
@@ -73,18 +77,91 @@ impl Adapter {
 }
 
 /// What is added to the products with one matrix `[rows, cols]`, which may be several stacked: each has its own A, `[rank, cols]`, and B.
-/// `h = A x` of all of them side by side, ranks of each filled up to whole [`LANES`]; B with the scale in it.
+/// `h = s A x` of all of them side by side, ranks of each filled up to whole [`LANES`]. A and B are as they were stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LowRank {
     rows: usize,
     cols: usize,
     /// `[lanes / 16, cols, 16]`: A of 16 values of `h` at a time.
-    down: Vec<f32>,
-    /// Values of `h` that are 1: what they are multiplied by is a bias.
-    ones: Vec<usize>,
+    down: AdapterWeights,
+    /// `[lanes]`: what each value of `A x` is multiplied by.
+    scales: Vec<f32>,
+    /// Values of `h` that are their scale: what they are multiplied by is a bias.
+    biases: Vec<usize>,
     panels: Vec<LowRankPanel>,
     /// LowRankPanel after panel `[values of h, 16 rows]`.
-    up: Vec<f32>,
+    up: AdapterWeights,
+}
+
+/// Numbers of a stored type, or a part of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AdapterSlice<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+impl AdapterSlice<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// # Panics
+    /// If there is no such value.
+    pub fn get(&self, at: usize) -> f32 {
+        match self {
+            Self::F32(values) => values[at],
+            Self::F16(values) => values[at].to_f32(),
+            Self::BF16(values) => values[at].to_f32(),
+        }
+    }
+}
+
+/// Numbers of a stored type.
+#[derive(Clone, Debug, PartialEq)]
+enum AdapterWeights {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+}
+
+impl AdapterWeights {
+    fn new(dtype: DType, values: Vec<f32>) -> Self {
+        match dtype {
+            DType::F32 => Self::F32(values),
+            DType::F16 => Self::F16(values.into_iter().map(f16::from_f32).collect()),
+            DType::BF16 => Self::BF16(values.into_iter().map(bf16::from_f32).collect()),
+        }
+    }
+
+    #[inline]
+    fn slice(&self, range: Range<usize>) -> AdapterSlice<'_> {
+        match self {
+            Self::F32(values) => AdapterSlice::F32(&values[range]),
+            Self::F16(values) => AdapterSlice::F16(&values[range]),
+            Self::BF16(values) => AdapterSlice::BF16(&values[range]),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.len() * if matches!(self, Self::F32(_)) { 4 } else { 2 }
+    }
 }
 
 /// 16 rows of the matrix, and the values of `h` that they take.
@@ -100,11 +177,13 @@ pub(crate) struct LowRankPart {
     pub first_row: usize,
     /// `[rank, cols]`
     pub down: Vec<f32>,
-    /// `[rows, rank]`, times the scale.
+    /// `[rows, rank]`
     pub up: Vec<f32>,
-    /// `[rows]`, times the scale.
+    /// `[rows]`
     pub bias: Option<Vec<f32>>,
     pub rank: usize,
+    /// What all that is added is multiplied by.
+    pub scale: f32,
 }
 
 impl LowRankPart {
@@ -128,17 +207,18 @@ impl LowRankPart {
 }
 
 impl LowRank {
-    /// `parts`: of rows apart from each other, of at least rank 1, with `cols` columns each.
-    pub(crate) fn new(rows: usize, cols: usize, mut parts: Vec<LowRankPart>) -> Self {
+    /// `parts`: of rows apart from each other, of at least rank 1, with `cols` columns each, and values of type `dtype`.
+    pub(crate) fn new(rows: usize, cols: usize, dtype: DType, mut parts: Vec<LowRankPart>) -> Self {
         parts.sort_by_key(|part| part.first_row);
         let mut starts = Vec::with_capacity(parts.len());
-        let mut lanes = 0;
+        let mut scales = Vec::new();
         for part in &parts {
-            starts.push(lanes);
-            lanes += part.values().next_multiple_of(LANES);
+            starts.push(scales.len());
+            let values = scales.len() + part.values().next_multiple_of(LANES);
+            scales.resize(values, part.scale);
         }
-        let mut down = vec![0.0; lanes * cols];
-        let mut ones = Vec::new();
+        let mut down = vec![0.0; scales.len() * cols];
+        let mut biases = Vec::new();
         for (part, start) in parts.iter().zip(&starts) {
             for (value, a) in part.down.chunks_exact(cols.max(1)).enumerate() {
                 let (chunk, lane) = ((start + value) / LANES, (start + value) % LANES);
@@ -146,7 +226,7 @@ impl LowRank {
                     down[(chunk * cols + col) * LANES + lane] = *a;
                 }
             }
-            ones.extend(part.bias.as_ref().map(|_| start + part.rank));
+            biases.extend(part.bias.as_ref().map(|_| start + part.rank));
         }
         let (mut panels, mut up) = (Vec::with_capacity(rows.div_ceil(LANES)), Vec::new());
         for first_row in (0..rows).step_by(LANES) {
@@ -171,7 +251,8 @@ impl LowRank {
                 }
             }
         }
-        Self { rows, cols, down, ones, panels, up }
+        let [down, up] = [down, up].map(|values| AdapterWeights::new(dtype, values));
+        Self { rows, cols, down, scales, biases, panels, up }
     }
 
     /// Of the matrix.
@@ -185,24 +266,31 @@ impl LowRank {
 
     /// Values of `h`: whole [`LANES`].
     pub fn lanes(&self) -> usize {
-        self.down.len() / self.cols.max(1)
+        self.scales.len()
     }
 
     /// `[cols, 16]`: what 16 values of `h` are made with.
-    pub fn down(&self, chunk: usize) -> &[f32] {
-        &self.down[chunk * self.cols * LANES..][..self.cols * LANES]
+    pub fn down(&self, chunk: usize) -> AdapterSlice<'_> {
+        let values = self.cols * LANES;
+        self.down.slice(chunk * values..(chunk + 1) * values)
     }
 
-    /// Values of `h` that are 1 whatever `x` is.
-    pub fn ones(&self) -> &[usize] {
-        &self.ones
+    /// `[lanes]`: what each value of `A x` is multiplied by.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// Values of `h` that are their scale, whatever `x` is.
+    pub fn biases(&self) -> &[usize] {
+        &self.biases
     }
 
     /// Of rows `16 * panel ..`: the first value of `h` that they take, and from it on `[values, 16]`, what each row multiplies it by.
     /// Nothing behind the last row.
-    pub fn up(&self, panel: usize) -> (usize, &[f32]) {
+    #[inline]
+    pub fn up(&self, panel: usize) -> (usize, AdapterSlice<'_>) {
         let LowRankPanel { start, first, count } = self.panels.get(panel).copied().unwrap_or_default();
-        (first, &self.up[start..start + count * LANES])
+        (first, self.up.slice(start..start + count * LANES))
     }
 }
 

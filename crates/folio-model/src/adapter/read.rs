@@ -253,15 +253,17 @@ impl AdapterReading<'_> {
             return Err(damaged("it has no tensors".to_owned()));
         }
         let mut digest = Sha256::new();
-        digest.update(b"folio adapter 1");
+        digest.update(b"folio adapter 2");
         let mut parts: BTreeMap<_, (usize, usize, Vec<LowRankPart>)> = BTreeMap::new();
         let (mut rank, mut memory) = (0, 0u64);
+        let dtype = stored_dtype(entries.values().map(|entry| &entry.dtype));
         for (name, module) in &modules {
             let module = self.module(name, module, settings)?;
             rank = rank.max(module.rank);
             digest.update((name.len() as u64).to_le_bytes());
             digest.update(name.as_bytes());
             digest.update((module.rank as u64).to_le_bytes());
+            digest.update(module.scale.to_le_bytes());
             for values in [Some(&module.down), Some(&module.up), module.bias.as_ref()] {
                 digest.update((values.map_or(0, Vec::len) as u64).to_le_bytes());
                 values.into_iter().flatten().for_each(|value| digest.update(value.to_le_bytes()));
@@ -269,7 +271,7 @@ impl AdapterReading<'_> {
             for target in module.targets {
                 let part = module.part(target);
                 let lanes = (part.rank + 1).next_multiple_of(LANES) as u64;
-                memory += 4 * lanes * (target.stored[0] + target.stored[1]) as u64;
+                memory += dtype.size() as u64 * lanes * (target.stored[0] + target.stored[1]) as u64;
                 if memory > self.limits.bytes {
                     let limit = self.limits.bytes;
                     return Err(ModelError::FileTooLarge {
@@ -283,7 +285,7 @@ impl AdapterReading<'_> {
             }
         }
         let products =
-            parts.into_iter().map(|(id, (rows, cols, parts))| (id, LowRank::new(rows, cols, parts)));
+            parts.into_iter().map(|(id, (rows, cols, parts))| (id, LowRank::new(rows, cols, dtype, parts)));
         Ok(Adapter::new(digest.finalize().into(), rank, products))
     }
 
@@ -355,10 +357,6 @@ impl AdapterReading<'_> {
             return Err(self.problem(&stored("lora_A.weight"), problem));
         }
         let scale = settings.scale(name, rank)? as f32;
-        let scaled = |mut values: Vec<f32>| {
-            values.iter_mut().for_each(|value| *value *= scale);
-            values
-        };
         let bias = match module.bias {
             None => None,
             Some(entry) => {
@@ -367,10 +365,10 @@ impl AdapterReading<'_> {
                     let problem = format!("has shape {shape:?}, expected [{rows}]");
                     return Err(self.problem(&stored("lora_B.bias"), problem));
                 }
-                Some(scaled(bias))
+                Some(bias)
             }
         };
-        Ok(CheckedModule { targets, rank, down, up: scaled(up), bias })
+        Ok(CheckedModule { targets, rank, scale, down, up, bias })
     }
 
     /// The values of a tensor, which are numbers.
@@ -398,10 +396,20 @@ enum TensorRole {
     Bias,
 }
 
-/// A module that was read and checked; B and its bias times the scale.
+/// The type that holds every value of a file exactly.
+fn stored_dtype<'a, E: 'a>(mut dtypes: impl Iterator<Item = &'a std::result::Result<DType, E>>) -> DType {
+    match dtypes.next() {
+        Some(Ok(first)) if dtypes.all(|dtype| dtype.as_ref().is_ok_and(|dtype| dtype == first)) => *first,
+        _ => DType::F32,
+    }
+}
+
+/// A module that was read and checked.
 struct CheckedModule<'t> {
     targets: &'t [AdapterTarget],
     rank: usize,
+    /// What B's products and its bias are multiplied by.
+    scale: f32,
     down: Vec<f32>,
     up: Vec<f32>,
     bias: Option<Vec<f32>>,
@@ -422,6 +430,7 @@ impl CheckedModule<'_> {
             up: pick(&self.up),
             bias,
             rank: self.rank,
+            scale: self.scale,
         }
     }
 }

@@ -365,15 +365,19 @@ fn adapted(batch: &Batch, row: usize, weight: MatrixId, x: &[f32], mut product: 
     let Some(low) = span.and_then(|(_, adapter)| adapter.as_ref()?.of(weight)) else { return product };
     let mut h: Vec<f64> = vec![0.0; low.lanes()];
     for (chunk, h) in h.chunks_mut(LANES).enumerate() {
-        for (x, a) in x.iter().zip(low.down(chunk).chunks(LANES)) {
-            h.iter_mut().zip(a).for_each(|(h, a)| *h += f64::from(*x) * f64::from(*a));
+        let down = low.down(chunk);
+        for (col, x) in x.iter().enumerate() {
+            let a = |lane| f64::from(down.get(col * LANES + lane));
+            h.iter_mut().enumerate().for_each(|(lane, h)| *h += f64::from(*x) * a(lane));
         }
     }
-    low.ones().iter().for_each(|one| h[*one] = 1.0);
+    low.biases().iter().for_each(|bias| h[*bias] = 1.0);
+    h.iter_mut().zip(low.scales()).for_each(|(h, scale)| *h *= f64::from(*scale));
     for (panel, out) in product.chunks_mut(LANES).enumerate() {
         let (first, up) = low.up(panel);
         for (lane, out) in out.iter_mut().enumerate() {
-            let sum: f64 = up.chunks(LANES).zip(&h[first..]).map(|(b, h)| f64::from(b[lane]) * h).sum();
+            let values = 0..up.len() / LANES;
+            let sum: f64 = values.map(|at| f64::from(up.get(at * LANES + lane)) * h[first + at]).sum();
             *out += sum as f32;
         }
     }
