@@ -7,7 +7,8 @@
 llama-server is built from the llama.cpp in the source archive of PyPI's llama-cpp-python (vendor/llama.cpp, target llama-server). Two servers run at a
 time, the pair that is compared: each engine without drafts and with each of its drafters (llama.cpp's --spec-type, Folio's --speculate), Folio's suffix drafts
 beside each of llama.cpp's, and both engines' draft models. Both are asked each prompt, one after the other; who is first changes with each. All are greedy and
-get the same token ids; a prompt is asked once of each server, so that no answer was said before, after a request for one token that has it computed and kept.
+get the same token ids, and the server that is not asked stands still (llama.cpp's threads go on waiting for work without sleeping for a while, and would
+take a processor from the other); a prompt is asked once of each server, so that no answer was said before, after a request for one token that has it computed and kept.
 Timed is the whole second request, by the client. Printed: medians over rounds of tokens per second, of the ratio second / first, and of drafts that were right.
 
 Texts, all within the context of 2,048 tokens: `copy` and `facts` (a text to be said again, alone and in a conversation that has it), `edit` (a file to be given back; the built-in model does not edit, it copies), `quote`
@@ -18,8 +19,10 @@ but what the answer repeats itself).
 import argparse
 import http.client
 import json
+import os
 import pathlib
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -118,7 +121,15 @@ def prompts(round_):
     }
 
 
-def ask(server, prompt, tokens):
+def ask(server, other, prompt, tokens):
+    os.kill(other.process.pid, signal.SIGSTOP)
+    try:
+        return ask_alone(server, prompt, tokens)
+    finally:
+        os.kill(other.process.pid, signal.SIGCONT)
+
+
+def ask_alone(server, prompt, tokens):
     server.answer(prompt, 1)
     before = server.drafts() if isinstance(server, Folio) else None
     began = time.perf_counter()
@@ -178,9 +189,10 @@ def main():
                 server.answer(asked_of_all[0]["story"][:8], 16)
             for round_, texts in enumerate(asked_of_all):
                 for at, (kind, prompt) in enumerate(texts.items()):
-                    for way, server in servers if (round_ + at) % 2 == 0 else servers[::-1]:
+                    turns = servers if (round_ + at) % 2 == 0 else servers[::-1]
+                    for (way, server), (_, other) in zip(turns, turns[::-1]):
                         rows.append(dict(pair=number, round=round_, text=kind, prompt_tokens=len(prompt), engine=way[0], drafter=way[1],
-                                         **ask(server, prompt, a.tokens)))
+                                         **ask(server, other, prompt, a.tokens)))
         print(f"{' '.join(pair[0])} and {' '.join(pair[1])}", file=sys.stderr, flush=True)
     version = subprocess.run([a.llama_server, "--version"], capture_output=True, text=True).stderr.strip().splitlines()
     report(rows, pairs(all_ways))

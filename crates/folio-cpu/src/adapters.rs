@@ -15,6 +15,7 @@ use folio_model::program::MatrixId;
 use half::{bf16, f16};
 
 use crate::groups::Source;
+use crate::linear::TILE_ROWS;
 use crate::memory::Rows;
 use crate::pool::Worker;
 use crate::rows::InverseRms;
@@ -31,6 +32,10 @@ const TILE: usize = 8;
 const BLOCK: usize = 256;
 
 const _: () = assert!(BLOCK.is_multiple_of(CHAINS));
+
+/// Panels between the one that is added and the one whose B is fetched: those of the largest tile.
+const AHEAD: usize = TILE_ROWS / LANES;
+const CACHE_LINE: usize = 64;
 
 /// Rows of a step that have an adapter, those of the same one side by side.
 #[derive(Default)]
@@ -77,6 +82,14 @@ impl Deltas<'_> {
         self.adapters[self.places[row].span as usize].as_ref()?.of(self.matrix)
     }
 
+    /// Whether the row before it has another adapter, or none.
+    #[inline(always)]
+    fn is_first(&self, row: usize) -> bool {
+        let span = |row: usize| self.places[row].span as usize;
+        let adapter = |span: usize| self.adapters[span].as_ref().map(Arc::as_ptr);
+        row == 0 || (span(row - 1) != span(row) && adapter(span(row - 1)) != adapter(span(row)))
+    }
+
     /// `v` and what is added to `count` values of row `row` of the product from output `first` on.
     ///
     /// # Safety
@@ -84,6 +97,14 @@ impl Deltas<'_> {
     #[inline(always)]
     pub(crate) unsafe fn add<S: Simd>(&self, row: usize, first: usize, count: usize, v: S::V) -> S::V {
         let Some(low) = self.of(row) else { return v };
+        if self.is_first(row) {
+            let next = bytes(low.up(first / LANES + AHEAD).1);
+            let mut line = next.start;
+            while line < next.end {
+                S::prefetch(line);
+                line = line.wrapping_add(CACHE_LINE);
+            }
+        }
         let h = self.h.row(row).cast_const();
         if !first.is_multiple_of(LANES) {
             // SAFETY: the contract of this function.
@@ -99,6 +120,19 @@ impl Deltas<'_> {
                 AdapterSlice::BF16(up) => add_panel::<S, _>(h, up, v),
             }
         }
+    }
+}
+
+#[inline(always)]
+fn bytes(of: AdapterSlice<'_>) -> Range<*const u8> {
+    fn range<W>(of: &[W]) -> Range<*const u8> {
+        let Range { start, end } = of.as_ptr_range();
+        start.cast()..end.cast()
+    }
+    match of {
+        AdapterSlice::F32(of) => range(of),
+        AdapterSlice::F16(of) => range(of),
+        AdapterSlice::BF16(of) => range(of),
     }
 }
 
@@ -134,7 +168,7 @@ unsafe fn add_one_by_one<S: Simd>(low: &LowRank, h: *const f32, first: usize, co
 }
 
 impl<'a> Step<'a> {
-    /// Computes `h` of the rows that have an adapter for a product, and waits for the other workers. `None`: no row has.
+    /// Computes a share of `h` of the rows that have an adapter for a product: all of it is there after a barrier. `None`: no row has.
     pub(crate) fn deltas(
         &self,
         worker: &Worker<'_>,
@@ -166,7 +200,6 @@ impl<'a> Step<'a> {
                 }
             }
         }
-        worker.barrier();
         Some(deltas)
     }
 }

@@ -297,9 +297,13 @@ impl Step<'_> {
         let weight = self.matrix(weight);
         let groups = Groups::new(weight, self.isa, tokens);
         let scratch = self.buffers.scratch[worker.index()].view();
+        // What the others compute of the deltas is there behind a barrier.
+        let wait = || deltas.iter().for_each(|_| worker.barrier());
         let x = if groups.packed_already(&source) {
+            wait();
             source.row(0).cast()
         } else if groups.packed_alone(scratch.width * 4) {
+            wait();
             let to = scratch.row(0).cast();
             // SAFETY: it fits the scratch, which is this worker's and which a product of one group leaves alone.
             unsafe { groups.pack(self.isa, Split::WHOLE, &source, to) };
