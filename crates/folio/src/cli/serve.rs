@@ -57,7 +57,7 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_MAX_CPU_LORAS", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_cpu_loras: u32,
 
-    /// Memory for the weights of adapters, in f32
+    /// Memory for the weights of adapters
     #[arg(long, env = "FOLIO_LORA_MEMORY", value_name = "SIZE", default_value = "4GiB", value_parser = parse_bytes)]
     pub lora_memory: u64,
 
