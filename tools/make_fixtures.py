@@ -51,6 +51,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1Config,
@@ -382,6 +384,22 @@ FAMILIES = {
                               residual_multiplier=0.75, attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-6,
                               tie_word_embeddings=True),
                          torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # As Granite 4.0-H: Mamba-2 layers of which no two sizes are the same, attention without a rotation.
+    "granite4_h": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+                   base(num_key_value_heads=2, hidden_size=40, intermediate_size=20, num_hidden_layers=4, num_local_experts=6,
+                        num_experts_per_tok=2, shared_intermediate_size=28, embedding_multiplier=0.375, residual_multiplier=0.75,
+                        attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+                        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+                        position_embedding_type="nope", mamba_n_heads=4, mamba_d_head=20, mamba_d_state=12, mamba_n_groups=2,
+                        mamba_d_conv=4, mamba_expand=2, mamba_conv_bias=True, mamba_proj_bias=False),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
+    # As the dense ones of Granite 4.0: attention with a rotation, and what is the shared expert elsewhere.
+    "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+                 base(num_key_value_heads=2, hidden_size=40, intermediate_size=20, num_hidden_layers=2, num_local_experts=0,
+                      num_experts_per_tok=0, shared_intermediate_size=64, embedding_multiplier=0.375, residual_multiplier=0.75,
+                      attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+                      layer_types=["full_attention"] * 2, position_embedding_type="rope", mamba_n_heads=4),
+                 torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM,
                    base(num_key_value_heads=2, hidden_size=32, head_dim=12, intermediate_size=20, num_local_experts=8,
                         num_experts_per_tok=3, rms_norm_eps=1e-6, rotary_dim=6, rope_theta=5000000.0, tie_word_embeddings=False),
@@ -443,6 +461,8 @@ def randomize(model, seed):
                 parameter.copy_(noise - 1.5)
             elif name.endswith(("conv1d.weight", "conv.conv.weight")):
                 parameter.copy_(0.8 * noise)
+            elif name.endswith(".D"):
+                parameter.copy_(1.0 + 0.5 * noise)
             elif name.endswith("sinks"):
                 parameter.copy_(1.0 + noise)
             elif name.endswith("e_score_correction_bias"):

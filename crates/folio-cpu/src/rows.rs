@@ -71,6 +71,32 @@ impl Task for RmsNorm {
     }
 }
 
+/// A norm in place, of a part whose weight is no whole vectors.
+pub(crate) struct NormPart<'a> {
+    pub(crate) x: *mut f32,
+    /// As long as the part.
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+}
+
+impl Task for NormPart<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, weight, eps } = self;
+        let inverse = S::splat(InverseRms { x, eps, width: weight.len() }.run::<S>());
+        for i in (0..weight.len()).step_by(LANES) {
+            let n = LANES.min(weight.len() - i);
+            // SAFETY: who makes the task promises as many values behind `x` as the weight has.
+            unsafe {
+                let v = S::mul(S::load_part(x.add(i), n), inverse);
+                S::store_part(x.add(i), n, S::mul(v, S::load_part(weight.as_ptr().add(i), n)));
+            }
+        }
+    }
+}
+
 /// `out = x - mean(x)`; `out` may be `x`.
 pub(crate) struct Center {
     pub(crate) x: *const f32,

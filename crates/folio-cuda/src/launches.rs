@@ -302,6 +302,8 @@ impl Launches<'_> {
             | Op::GatedRmsNorm { .. }
             | Op::SigmoidGate { .. }
             | Op::Multiply { .. }
+            | Op::StateSpace { .. }
+            | Op::SiluGate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }

@@ -48,6 +48,8 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             | Op::GatedRmsNorm { .. }
             | Op::SigmoidGate { .. }
             | Op::Multiply { .. }
+            | Op::StateSpace { .. }
+            | Op::SiluGate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }
@@ -81,7 +83,7 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
         spec.routing.is_sigmoid() || spec.choice_bias.is_some() || spec.groups.is_some() || spec.scale != 1.0
     };
     let unknown = if program.states().next().is_some() {
-        Some("layers that keep a state (gated delta nets, short convolutions)")
+        Some("layers that keep a state (gated delta nets, short convolutions, Mamba-2)")
     } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. }))
     {
         Some("latent attention")

@@ -7,10 +7,12 @@
 
 mod experts;
 mod latent;
+mod mamba;
 mod short_conv;
 
 pub use experts::Experts;
 pub use latent::Latent;
+pub use mamba::Mamba;
 use serde_json::Value;
 pub use short_conv::ShortConv;
 
@@ -91,6 +93,7 @@ pub enum Mixer {
     Latent(Latent),
     Delta(DeltaNet),
     Conv(ShortConv),
+    Mamba(Mamba),
 }
 
 /// Sizes of a gated delta net.
@@ -162,6 +165,7 @@ impl Config {
             Bias::Config(name) => Ok::<_, ModelError>(fields.flag(name)?.unwrap_or(false)),
         };
         let listed = listed_rotations(fields, family, layers)?;
+        let no_experts = family.mixture.and_then(|mixture| Experts::absent(fields, &mixture));
         let types = layer_types(fields, family, layers)?;
         let windows = windows(fields, family, types.as_deref(), &listed)?;
         let rotated = rotated_layers(family, listed, &windows);
@@ -198,13 +202,15 @@ impl Config {
         Ok(Self {
             vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
-            intermediate: match family.mixture {
-                Some(mixture) => fields.size(mixture.inner, WIDTH_MAX)?,
-                None if family.adjusted_width => short_conv::adjusted_width(fields)?,
-                None => fields.size("intermediate_size", WIDTH_MAX)?,
+            intermediate: match (no_experts, family.mixture) {
+                (Some(width), _) => fields.size(width, WIDTH_MAX)?,
+                (None, Some(mixture)) => fields.size(mixture.inner, WIDTH_MAX)?,
+                (None, None) if family.adjusted_width => short_conv::adjusted_width(fields)?,
+                (None, None) => fields.size("intermediate_size", WIDTH_MAX)?,
             },
             experts: family
                 .mixture
+                .filter(|_| no_experts.is_none())
                 .map(|mixture| Experts::parse(fields, &mixture, hidden, layers))
                 .transpose()?,
             layers,
@@ -279,7 +285,7 @@ impl Config {
     pub fn attention_costs(&self) -> [f64; 2] {
         let latent = self.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Latent(latent) => Some(latent),
-            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) => None,
+            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) => None,
         });
         match latent {
             Some(latent) => latent.costs(self.hidden, self.heads),
@@ -433,12 +439,16 @@ pub(crate) fn rotated_layers(family: &Family, listed: Vec<bool>, windows: &[Opti
         Rotated::Windowed if windows.iter().any(Option::is_some) => {
             windows.iter().map(Option::is_some).collect()
         }
-        Rotated::All | Rotated::Listed | Rotated::Windowed => listed,
+        Rotated::All | Rotated::Listed | Rotated::Windowed | Rotated::Stated => listed,
     }
 }
 
 /// Which layers rotate q and k by their place alone.
 fn listed_rotations(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<bool>> {
+    if family.rotated == Rotated::Stated {
+        let rotated = fields.text("position_embedding_type")? == Some("rope");
+        return Ok(vec![rotated; layers]);
+    }
     if family.rotated != Rotated::Listed {
         return Ok(vec![true; layers]);
     }
@@ -472,6 +482,9 @@ fn mixers(
     types: Option<&[LayerType]>,
     layers: usize,
 ) -> Result<Vec<Mixer>> {
+    if let Some(names) = &family.mamba {
+        return Mamba::mixers(fields, names, types, layers);
+    }
     if family.short_conv {
         return ShortConv::mixers(fields, types, layers);
     }
@@ -586,10 +599,13 @@ fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Opt
             Some("sliding_attention") => LayerType::Sliding,
             Some("linear_attention") if family.delta.is_some() => LayerType::Linear,
             Some("conv") if family.short_conv => LayerType::Conv,
+            Some("mamba" | "linear_attention") if family.mamba.is_some() => LayerType::Linear,
+            Some("attention") if family.mamba.is_some() => LayerType::Full,
             _ => {
                 let what = format!("layer type {value} (field `layer_types`)");
                 let supported = match family.delta {
                     None if family.short_conv => "full_attention, conv",
+                    None if family.mamba.is_some() => "attention, mamba",
                     None => "full_attention, sliding_attention",
                     Some(_) => "full_attention, linear_attention",
                 };

@@ -4,12 +4,12 @@
 //! building; what differs is in [`Config`].
 
 use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
-use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Latent, Mixer, ShortConv};
+use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Latent, Mamba, Mixer, ShortConv};
 use crate::family::{Norms, QkNorm};
 use crate::kv_format::KvFormats;
 use crate::program::{
     AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, LatentSpec, MatrixId, Op, Program,
-    RopeId, StatePlace, VectorId,
+    RopeId, StatePlace, StateSpaceSpec, VectorId,
 };
 use crate::quant::Encoding;
 use crate::weights::{self, Attention, Conv, Delta, FeedForward, MixerWeights, Weights};
@@ -46,6 +46,7 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
     let groups = (0..config.layers).map(|layer| {
         let kind = match (config.mixers[layer], window(config, layer, max_model_len)) {
             (Mixer::Delta(net), _) => GroupKind::State { values: net.state_values() },
+            (Mixer::Mamba(mamba), _) => GroupKind::State { values: mamba.state_values() },
             (Mixer::Conv(conv), _) => GroupKind::State { values: conv.state_values() },
             (Mixer::Attention, Some(tokens)) => GroupKind::Window { tokens },
             (Mixer::Attention, None) | (Mixer::Latent(_), _) => return 0,
@@ -63,7 +64,7 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
 fn latent(config: &Config) -> Option<Latent> {
     config.mixers.iter().find_map(|mixer| match mixer {
         Mixer::Latent(latent) => Some(*latent),
-        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) => None,
+        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) => None,
     })
 }
 
@@ -190,6 +191,10 @@ pub fn program(
                 short_conv(sizes, conv, &mut program, &buffers.conv, buffers.normed, place);
                 (buffers.conv.x, conv.o, None)
             }
+            MixerWeights::Mamba(sizes, mamba) => {
+                state_space(sizes, config.eps, mamba, &mut program, &buffers.mamba, buffers.normed, place);
+                (buffers.mamba.out, mamba.o, None)
+            }
         };
         add_block(
             &mut program,
@@ -275,6 +280,7 @@ struct Buffers {
     latent: LatentBuffers,
     delta: DeltaBuffers,
     conv: ConvBuffers,
+    mamba: MambaBuffers,
     /// Of one feed-forward part.
     inner: Buf,
     /// Of the router.
@@ -308,6 +314,13 @@ struct ConvBuffers {
     x: Buf,
 }
 
+struct MambaBuffers {
+    xbc: Buf,
+    steps: Buf,
+    z: Buf,
+    out: Buf,
+}
+
 struct SharedBuffers {
     inner: Buf,
     gate: Buf,
@@ -318,11 +331,15 @@ impl Buffers {
     fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
         let net = config.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Delta(net) => Some(*net),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) => None,
+            Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::Mamba(_) => None,
         });
         let conv = config.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Conv(conv) => Some(conv.channels),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) => None,
+            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) | Mixer::Mamba(_) => None,
+        });
+        let mamba = config.mixers.iter().find_map(|mixer| match mixer {
+            Mixer::Mamba(mamba) => Some(*mamba),
+            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) | Mixer::Conv(_) => None,
         });
         let latent = latent(config);
         let attends = config.mixers.contains(&Mixer::Attention);
@@ -353,6 +370,12 @@ impl Buffers {
                 gates: some(net.map(|net| 2 * net.value_heads)),
                 z: some(net.map(|net| net.value_heads * net.value_dim)),
                 out: some(net.map(|net| net.value_heads * net.value_dim)),
+            },
+            mamba: MambaBuffers {
+                xbc: some(mamba.map(|mamba| mamba.channels())),
+                steps: some(mamba.map(|mamba| mamba.heads)),
+                z: some(mamba.map(|mamba| mamba.width())),
+                out: some(mamba.map(|mamba| mamba.width())),
             },
             conv: ConvBuffers { before: some(conv), behind: some(conv), x: some(conv) },
             shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
@@ -409,7 +432,7 @@ fn attend(
     });
     let parts = [(0, weights.q_norm), (config.q_width(), weights.k_norm)];
     program.body.extend(parts.into_iter().filter(|_| rows).filter_map(|(first, weight)| {
-        Some(Op::NormPart { x: qkv, first, weight: weight?, eps: config.eps })
+        Some(Op::NormPart { x: qkv, first, weight: weight?, eps: config.eps, parts: 1 })
     }));
     program.body.extend([Op::WriteKv { qkv, spec }, Op::Attention { qkv, spec, out: attended }]);
     if let Some(weight) = weights.gate {
@@ -482,6 +505,7 @@ fn delta_net(
         taps: net.taps,
         silu: true,
         weight: weights.taps,
+        bias: None,
     });
     program.delta.push(DeltaSpec {
         state: state(ConvolutionSpec::state_values(net.channels(), net.taps)),
@@ -504,6 +528,49 @@ fn delta_net(
     ]);
 }
 
+/// A Mamba-2 mixer, likewise.
+fn state_space(
+    sizes: &Mamba,
+    eps: f32,
+    weights: &weights::Mamba<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &MambaBuffers,
+    x: Buf,
+    place: Place,
+) {
+    let &MambaBuffers { xbc, steps, z, out } = buffers;
+    let state = |offset| StatePlace { group: place.group, layer: place.layer, offset };
+    let (convolution, spec) = (program.convolutions.len(), program.state_spaces.len());
+    program.convolutions.push(ConvolutionSpec {
+        state: state(0),
+        channels: sizes.channels(),
+        taps: sizes.taps,
+        silu: true,
+        weight: weights.taps,
+        bias: weights.bias,
+    });
+    program.state_spaces.push(StateSpaceSpec {
+        state: state(ConvolutionSpec::state_values(sizes.channels(), sizes.taps)),
+        heads: sizes.heads,
+        head_dim: sizes.head_dim,
+        groups: sizes.groups,
+        state_dim: sizes.state_dim,
+        decay: weights.decay,
+        step_bias: weights.step_bias,
+        skip: weights.skip,
+    });
+    let linear = |weight, out| Op::Linear { x, weight, bias: None, out, add: false };
+    program.body.extend([
+        linear(weights.xbc, xbc),
+        linear(weights.steps, steps),
+        linear(weights.z, z),
+        Op::Convolve { x: xbc, spec: convolution },
+        Op::StateSpace { xbc, steps, spec, out },
+        Op::SiluGate { x: out, gate: z },
+        Op::NormPart { x: out, first: 0, weight: weights.norm, eps, parts: sizes.groups },
+    ]);
+}
+
 /// A short convolution, likewise.
 fn short_conv(
     sizes: &ShortConv,
@@ -521,6 +588,7 @@ fn short_conv(
         taps: sizes.taps,
         silu: false,
         weight: weights.taps,
+        bias: None,
     });
     let linear = |weight, out| Op::Linear { x: normed, weight, bias: None, out, add: false };
     program.body.extend([

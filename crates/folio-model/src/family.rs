@@ -69,6 +69,8 @@ pub enum Rotated {
     Listed,
     /// Those with a window; all, where none has one.
     Windowed,
+    /// All, where `position_embedding_type` is rope; none otherwise.
+    Stated,
 }
 
 /// How the dimensions of a head are rotated in pairs by the tensors as they are stored.
@@ -122,6 +124,8 @@ pub struct Mixture {
     /// The linear layer whose outputs are the experts' logits.
     pub router: &'static str,
     pub stored: ExpertTensors,
+    /// There may be none of them: layers have the one that speaks for every token alone.
+    pub optional: bool,
     pub choice: Choice,
     /// Default of `routed_scaling_factor`, which multiplies the weights of the chosen; `None`: there is no such factor.
     pub scale: Option<f64>,
@@ -188,6 +192,23 @@ pub enum DeltaTensors {
     GgmlEach,
 }
 
+/// What a family calls the sizes of its Mamba-2 layers, with their defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MambaFields {
+    pub heads: (&'static str, usize),
+    /// `None`: `hidden_size` times `mamba_expand` (2 when absent), in as many heads.
+    pub head_dim: (&'static str, Option<usize>),
+    pub groups: (&'static str, usize),
+    pub state_dim: (&'static str, usize),
+    pub taps: (&'static str, usize),
+    /// The boolean that says that the convolution has a bias, true when absent.
+    pub bias: &'static str,
+    /// Booleans, and what they must say if they are there.
+    pub fixed: &'static [(&'static str, bool)],
+    /// The decay is stored as what it is, as GGUF files have it, and not as the logarithm of what is subtracted.
+    pub decay_as_is: bool,
+}
+
 /// Defaults of `attn_logit_softcapping` and `final_logit_softcapping`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Softcaps {
@@ -230,6 +251,8 @@ pub struct Family {
     pub delta: Option<DeltaTensors>,
     /// Layers that `layer_types` calls `conv`, or all that `full_attn_idxs` does not list, have a short convolution in attention's place.
     pub short_conv: bool,
+    /// Layers that `layer_types` calls `mamba`, or `linear_attention`, have a Mamba-2 mixer in attention's place.
+    pub mamba: Option<MambaFields>,
     pub window: Window,
     /// A logit per query head that attends to nothing.
     pub sinks: bool,

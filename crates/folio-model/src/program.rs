@@ -33,6 +33,7 @@ pub struct Program {
     pub experts: Vec<ExpertsSpec>,
     pub convolutions: Vec<ConvolutionSpec>,
     pub delta: Vec<DeltaSpec>,
+    pub state_spaces: Vec<StateSpaceSpec>,
     pub latent: Vec<LatentSpec>,
     /// Run for every row, in order.
     pub body: Vec<Op>,
@@ -248,6 +249,8 @@ pub struct ConvolutionSpec {
     pub silu: bool,
     /// `[taps, channels]`, that of the oldest position first.
     pub weight: VectorId,
+    /// Added to each channel's sum.
+    pub bias: Option<VectorId>,
 }
 
 impl ConvolutionSpec {
@@ -307,6 +310,37 @@ impl DeltaSpec {
     }
 }
 
+/// A state space of Mamba-2 (Dao and Gu, arXiv:2405.21060): per head a matrix S of `[state_dim, head_dim]` that decays and learns what a
+/// position says.
+///
+/// Its state is S of every head, in f32: `[head_dim / 16, state_dim, 16]`, the last columns filled up with zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateSpaceSpec {
+    pub state: StatePlace,
+    /// A multiple of `groups`: head `j` reads B and C of group `j * groups / heads`.
+    pub heads: usize,
+    pub head_dim: usize,
+    pub groups: usize,
+    pub state_dim: usize,
+    /// Per head, what its step is multiplied by, below zero.
+    pub decay: VectorId,
+    pub step_bias: VectorId,
+    /// Per head, how strongly a position speaks for itself.
+    pub skip: VectorId,
+}
+
+impl StateSpaceSpec {
+    /// Width of x, B and C side by side.
+    pub const fn width(&self) -> usize {
+        self.heads * self.head_dim + 2 * self.groups * self.state_dim
+    }
+
+    /// Values of the state of all heads.
+    pub const fn state_values(&self) -> usize {
+        self.heads * DeltaSpec::head_values(self.state_dim, self.head_dim)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[r] = table[token[r]]`
@@ -348,12 +382,22 @@ pub enum Op {
     GatedRmsNorm { x: Buf, gate: Buf, weight: VectorId, eps: f32 },
     /// `x *= sigmoid(gate)`: each value of the gate is that of equally many neighbours in `x`.
     SigmoidGate { x: Buf, gate: Buf },
+    /// One position of a state space ([`StateSpaceSpec`]): `xbc` holds `[x of heads | B of groups | C of groups]`, `steps` one value per
+    /// head. With `t = softplus(step + step_bias)`:
+    ///
+    /// `S = e^(decay * t) * S + B (t * x)^T; out = S^T C + skip * x`
+    ///
+    /// `out` is `[rows, heads * head_dim]`. `spec` indexes [`Program::state_spaces`].
+    StateSpace { xbc: Buf, steps: Buf, spec: usize, out: Buf },
+    /// `x *= silu(gate)`, value by value.
+    SiluGate { x: Buf, gate: Buf },
     /// `x *= by`, value by value.
     Multiply { x: Buf, by: Buf },
     /// `out = x - mean(x)`; `out` may be `x`.
     Center { x: Buf, out: Buf },
-    /// Of the values of `x` from `first` on, as many as the weight has: `v = v * weight / sqrt(mean(v^2) + eps)`.
-    NormPart { x: Buf, first: usize, weight: VectorId, eps: f32 },
+    /// Of the values of `x` from `first` on, as many as the weight has, in `parts` equal parts of each: `v = v * weight / sqrt(mean(v^2) +
+    /// eps)`.
+    NormPart { x: Buf, first: usize, weight: VectorId, eps: f32, parts: usize },
     /// xIELU (arXiv:2411.13010): `x = ap * x^2 + beta * x` of values above 0, `an * (e^min(x, eps) - 1 - x) + beta * x` of others, with
     /// `ap = softplus(alpha_p)` and `an = beta + softplus(alpha_n)`. `weight` holds `[alpha_p, alpha_n, beta, eps]`.
     XIelu { x: Buf, weight: VectorId },
@@ -385,7 +429,8 @@ impl Program {
         let convolutions = self.convolutions.iter();
         let convolutions =
             convolutions.map(|spec| (spec.state, ConvolutionSpec::state_values(spec.channels, spec.taps)));
-        convolutions.chain(self.delta.iter().map(|spec| (spec.state, spec.state_values())))
+        let spaces = self.state_spaces.iter().map(|spec| (spec.state, spec.state_values()));
+        convolutions.chain(self.delta.iter().map(|spec| (spec.state, spec.state_values()))).chain(spaces)
     }
 
     /// Rows of the smallest embedding table: what tokens must be below.
@@ -412,6 +457,8 @@ impl Op {
             Op::Experts { x, logits, out, add, .. } => [Some(x), Some(logits), add.then_some(out)],
             Op::Convolve { x, .. } => [Some(x), None, None],
             Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
+            Op::StateSpace { xbc, steps, .. } => [Some(xbc), Some(steps), None],
+            Op::SiluGate { x, gate } => [Some(x), Some(gate), None],
             Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
             Op::Multiply { x, by } => [Some(x), Some(by), None],
             Op::Center { x, .. } | Op::NormPart { x, .. } | Op::XIelu { x, .. } => [Some(x), None, None],
@@ -433,6 +480,7 @@ impl Op {
             | Op::AddRmsNorm { out, .. }
             | Op::Experts { out, .. }
             | Op::Center { out, .. }
+            | Op::StateSpace { out, .. }
             | Op::DeltaRule { out, .. }
             | Op::HeadLinear { out, .. }
             | Op::LatentAttention { out, .. }
@@ -444,6 +492,7 @@ impl Op {
             | Op::GatedRmsNorm { x, .. }
             | Op::SigmoidGate { x, .. }
             | Op::Multiply { x, .. }
+            | Op::SiluGate { x, .. }
             | Op::NormPart { x, .. }
             | Op::XIelu { x, .. } => x,
         }

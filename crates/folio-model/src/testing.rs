@@ -72,11 +72,21 @@ pub const FIXTURES: &[&str] = &[
     "apertus",
     "lfm2",
     "lfm2_moe",
+    "granite4_h",
+    "granite4",
 ];
 
 /// Those of them that keep states: not every device computes them.
-pub const HYBRIDS: &[&str] =
-    &["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "lfm2", "lfm2_moe"];
+pub const HYBRIDS: &[&str] = &[
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5",
+    "qwen3_5_moe_text",
+    "qwen3_5_moe",
+    "lfm2",
+    "lfm2_moe",
+    "granite4_h",
+];
 
 /// Those with other parts that are computed on the CPU only, and what these are called.
 pub const CPU_ONLY: &[(&str, &str)] = &[

@@ -133,6 +133,7 @@ pub enum MixerWeights<M, V> {
     Latent(config::Latent, Latent<M, V>),
     Delta(DeltaNet, Delta<M, V>),
     Conv(ShortConv, Conv<M, V>),
+    Mamba(config::Mamba, Mamba<M, V>),
 }
 
 /// Turns specifications into loaded weights.
@@ -224,6 +225,24 @@ weights! {
 }
 
 weights! {
+    /// A Mamba-2 mixer.
+    Mamba {
+        /// x, B and C, one below the other: the channels of the convolution.
+        xbc: M = matrix,
+        taps: V = vector,
+        bias: Option<V> = some_vector,
+        steps: M = matrix,
+        decay: V = vector,
+        step_bias: V = vector,
+        skip: V = vector,
+        /// Gate of the output.
+        z: M = matrix,
+        norm: V = vector,
+        o: M = matrix,
+    }
+}
+
+weights! {
     /// A short convolution.
     Conv {
         /// What it reads is multiplied by, what comes out is, and what it reads.
@@ -287,6 +306,7 @@ impl Layer<WeightSpec, WeightSpec> {
             MixerWeights::Latent(_, latent) => latent.list(list),
             MixerWeights::Delta(_, delta) => delta.list(list),
             MixerWeights::Conv(_, conv) => conv.list(list),
+            MixerWeights::Mamba(_, mamba) => mamba.list(list),
         }
         list.extend(&self.post_norm);
         list.extend(&self.mlp_norm);
@@ -302,6 +322,7 @@ impl Layer<WeightSpec, WeightSpec> {
                 MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
                 MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
                 MixerWeights::Conv(sizes, conv) => MixerWeights::Conv(*sizes, conv.try_map(load)?),
+                MixerWeights::Mamba(sizes, mamba) => MixerWeights::Mamba(*sizes, mamba.try_map(load)?),
             },
             post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
@@ -355,6 +376,7 @@ impl LayerNames<'_> {
                 Mixer::Latent(sizes) => MixerWeights::Latent(sizes, self.latent(&sizes)),
                 Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
                 Mixer::Conv(sizes) => MixerWeights::Conv(sizes, self.short_conv(&sizes)),
+                Mixer::Mamba(sizes) => MixerWeights::Mamba(sizes, self.mamba(&sizes)),
             },
             post_norm: post.then(|| norm("post_attention_layernorm")),
             mlp_norm: (pre && norms != Norms::Once).then(|| norm(mlp_norm)),
@@ -552,6 +574,34 @@ impl LayerNames<'_> {
         }
     }
 
+    fn mamba(&self, sizes: &config::Mamba) -> Mamba<WeightSpec, WeightSpec> {
+        let hidden = self.config.hidden;
+        let (width, channels, heads) = (sizes.width(), sizes.channels(), sizes.heads);
+        let all = width + channels + heads;
+        let as_is = self.config.family.mamba.is_some_and(|fields| fields.decay_as_is);
+        let decay = if as_is { Made::AS_STORED } else { Made::MinusExp };
+        let rows = |label: &str, first: usize, rows: usize| {
+            let tensor = self.tensor("mamba.in_proj.weight", &[all, hidden]);
+            self.stack(label, vec![TensorSpec { rows: Pick { period: all, first, rows }, ..tensor }])
+        };
+        let vector = |label: &str, of: &str, width: usize| self.one(label, &format!("mamba.{of}"), &[width]);
+        Mamba {
+            z: rows("mamba_z", 0, width),
+            xbc: rows("mamba_xbc", width, channels),
+            steps: rows("mamba_steps", width + channels, heads),
+            taps: WeightSpec {
+                made: Made::Taps,
+                ..self.one("taps", "mamba.conv1d.weight", &[channels, 1, sizes.taps])
+            },
+            bias: sizes.bias.then(|| vector("taps_bias", "conv1d.bias", channels)),
+            decay: WeightSpec { made: decay, ..vector("decay", "A_log", heads) },
+            step_bias: vector("step_bias", "dt_bias", heads),
+            skip: vector("skip", "D", heads),
+            norm: vector("mamba_norm", "gated_norm.weight", width),
+            o: self.one("out_proj", "mamba.out_proj.weight", &[hidden, width]),
+        }
+    }
+
     fn short_conv(&self, sizes: &ShortConv) -> Conv<WeightSpec, WeightSpec> {
         let &ShortConv { channels, taps } = sizes;
         let third = |label: &str, at: usize| {
@@ -603,12 +653,20 @@ impl LayerNames<'_> {
         let in_halves = matches!(shared_form, Some(Shared::Halves(_)));
         let name = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
         let of_shared = |part: &str, rows, cols| self.tensor(&format!("{name}{part}.weight"), &[rows, cols]);
+        // What speaks for every token elsewhere speaks alone.
+        let alone = mixture.is_none()
+            && config.family.mixture.is_some_and(|mixture| {
+                mixture.optional && matches!(mixture.shared, Shared::Halves(_))
+            });
         FeedForward {
             router: router_spec("router_weight", "weight", &[count, hidden]),
             router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
             choice_bias: router_spec("choice_bias", "e_score_correction_bias", bias_shape)
                 .filter(|_| by_bias),
-            gate_up: gate_up("gate_up", Some(hidden)),
+            gate_up: match alone {
+                true => self.one("gate_up", "mlp.shared_experts.gate_up_proj.weight", &[2 * inner, hidden]),
+                false => gate_up("gate_up", Some(hidden)),
+            },
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
             xielu: ungated.then(|| {
                 let part = |name: &str, shape: &[usize]| self.tensor(&format!("mlp.act_fn.{name}"), shape);
@@ -616,7 +674,10 @@ impl LayerNames<'_> {
                     [part("alpha_p", &[1]), part("alpha_n", &[1]), part("beta", &[]), part("eps", &[])];
                 self.stack("xielu", parts.to_vec())
             }),
-            down: down("down_proj", Some(inner)),
+            down: match alone {
+                true => self.one("down_proj", "mlp.shared_experts.down_proj.weight", &[hidden, inner]),
+                false => down("down_proj", Some(inner)),
+            },
             down_bias: config.mlp_bias.then(|| down("down_bias", None)),
             shared_gate_up: shared.map(|inner| {
                 let parts = match in_halves {

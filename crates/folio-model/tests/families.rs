@@ -21,6 +21,7 @@ const NAMES: &[&str] = &[
     "hunyuan_v1_moe",
     "cohere2",
     "apertus",
+    "granite4",
 ];
 
 #[test]
@@ -80,6 +81,9 @@ fn every_field_that_is_read_moves_the_logits() {
         ("cohere2", "layer_norm_eps", json!(1e-2)),
         ("cohere2", "sliding_window", json!(4)),
         ("lfm2", "norm_eps", json!(1e-2)),
+        ("granite4_h", "rms_norm_eps", json!(1e-1)),
+        ("granite4_h", "position_embedding_type", json!("rope")),
+        ("granite4", "position_embedding_type", json!("nope")),
         ("lfm2_moe", "routed_scaling_factor", json!(1.0)),
         ("lfm2_moe", "norm_topk_prob", json!(false)),
     ] {
@@ -130,6 +134,21 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
         ("lfm2", "layer_types", json!([full, conv, full, conv, full]), "layers.0.self_attn"),
         ("lfm2", "layer_types", json!([conv, "mamba", full, conv, full]), "full_attention, conv"),
         ("lfm2", "tie_embedding", json!(false), "lm_head.weight"),
+        ("granite4_h", "mamba_n_heads", json!(2), "in_proj.weight"),
+        ("granite4_h", "mamba_n_groups", json!(3), "not a multiple of mamba_n_groups = 3"),
+        ("granite4_h", "mamba_n_groups", json!(1), "in_proj.weight"),
+        ("granite4_h", "mamba_d_state", json!(8), "in_proj.weight"),
+        ("granite4_h", "mamba_d_state", json!(1 << 20), "mamba_d_state"),
+        ("granite4_h", "mamba_d_head", json!(1 << 19), "mamba_d_head"),
+        ("granite4_h", "mamba_d_conv", json!(3), "conv1d.weight"),
+        ("granite4_h", "mamba_d_conv", json!(1), "expected 2 to 16"),
+        ("granite4_h", "mamba_conv_bias", json!(false), "conv1d.bias"),
+        ("granite4_h", "mamba_proj_bias", json!(true), "mamba_proj_bias"),
+        ("granite4_h", "time_step_limit", json!([0.0, 1.0]), "time_step_limit"),
+        ("granite4_h", "layer_types", json!(["mamba", "attention", "mamba", "mamba"]), "layers.1.self_attn"),
+        ("granite4_h", "layer_types", json!(["mamba", "conv", "mamba", "mamba"]), "attention, mamba"),
+        ("granite4", "shared_intermediate_size", json!(48), "shared_mlp"),
+        ("granite4", "num_local_experts", json!(2), "num_experts_per_tok"),
         ("lfm2_moe", "use_expert_bias", json!(false), "use_expert_bias"),
         ("lfm2_moe", "num_dense_layers", json!(2), "layers.1.mlp.gate_proj.weight"),
     ] {

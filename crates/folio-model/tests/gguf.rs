@@ -181,6 +181,7 @@ fn architectures_imply_what_no_key_says() {
         ("lfm2", None, ["lfm2.attention.head_count_kv", "is 2, expected"]),
         ("deepseek2", None, ["deepseek2.attention.key_length_mla", "missing"]),
         ("qwen35", None, ["qwen35.ssm.time_step_rank", "missing"]),
+        ("granitehybrid", None, ["granitehybrid.attention.head_count_kv", "is 2, expected"]),
         ("cohere2", None, ["cohere2.attention.layer_norm_epsilon", "missing"]),
         (
             "glm4moe",

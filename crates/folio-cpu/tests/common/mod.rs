@@ -215,7 +215,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         if spec.others {
             for (first, width) in [(0, wide), (wide, spec.kv_heads * spec.head_dim)] {
                 let weight = load.vector(width, 1.0, 0.2);
-                body.push(Op::NormPart { x: qkv_buf, first, weight, eps: 1e-5 });
+                body.push(Op::NormPart { x: qkv_buf, first, weight, eps: 1e-5, parts: 2 });
             }
         }
         body.push(Op::WriteKv { qkv: qkv_buf, spec: layer });

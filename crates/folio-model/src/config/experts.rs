@@ -35,6 +35,15 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// The field with the width of the feed-forward part of a family that may have no experts, where it has none.
+    pub(super) fn absent(fields: Fields<'_>, mixture: &Mixture) -> Option<&'static str> {
+        let none = fields.value("num_local_experts").and_then(Value::as_u64) == Some(0);
+        match mixture.shared {
+            Shared::Halves(field) | Shared::Width(field) if mixture.optional && none => Some(field),
+            _ => None,
+        }
+    }
+
     pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Self> {
         let (name, count) = count(fields, mixture)?;
         if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {

@@ -1,8 +1,8 @@
 //! The rows.
 
 use super::{
-    Bias, Choice, DeltaTensors, ExpertTensors, Family, Fusion, Gate, KvHeadsDefault, LocalRope, Mixture,
-    Norms, Pairs, QkNorm, Rotated, Shared, Softcaps, Window,
+    Bias, Choice, DeltaTensors, ExpertTensors, Family, Fusion, Gate, KvHeadsDefault, LocalRope, MambaFields,
+    Mixture, Norms, Pairs, QkNorm, Rotated, Shared, Softcaps, Window,
 };
 
 const LLAMA: Family = Family {
@@ -19,6 +19,7 @@ const LLAMA: Family = Family {
     latent: false,
     delta: None,
     short_conv: false,
+    mamba: None,
     window: Window::Never,
     sinks: false,
     gate: Gate::Silu,
@@ -130,6 +131,7 @@ const PLAIN_EXPERTS: Mixture = Mixture {
     normalized: None,
     router: "mlp.gate",
     stored: ExpertTensors::Each,
+    optional: false,
     choice: Choice::Logits,
     scale: None,
     sum_eps: 0.0,
@@ -171,6 +173,7 @@ const DEEPSEEK_EXPERTS: Mixture = Mixture {
     normalized: Some(("norm_topk_prob", true)),
     router: "mlp.gate",
     stored: ExpertTensors::Each,
+    optional: false,
     choice: Choice::BiasedSigmoids { groups: 8, kept: 4 },
     scale: Some(2.5),
     sum_eps: 1e-20,
@@ -542,6 +545,42 @@ pub const FAMILIES: &[Family] = &[
         mlp_bias: Bias::Never,
         mixture: Some(Mixture { shared: Shared::Halves("shared_intermediate_size"), ..GRANITE_EXPERTS }),
         renamed: GRANITE_EXPERTS_NAMES,
+        ..GRANITE
+    },
+    Family {
+        model_type: "granitemoehybrid",
+        architecture: "GraniteMoeHybridForCausalLM",
+        models: "Granite 4.0 (H-Small, H-Tiny, H-Micro, H-1B, H-350M; Micro, 1B, 350M)",
+        notes: "as granite; in those called H most layers are Mamba-2, the others attention without a rotation; on the CPU",
+        mlp_bias: Bias::Never,
+        mamba: Some(MambaFields {
+            heads: ("mamba_n_heads", 128),
+            head_dim: ("mamba_d_head", None),
+            groups: ("mamba_n_groups", 1),
+            state_dim: ("mamba_d_state", 256),
+            taps: ("mamba_d_conv", 4),
+            bias: "mamba_conv_bias",
+            fixed: &[
+                ("mamba_proj_bias", false),
+                ("mamba_rms_norm", true),
+                ("mamba_norm_before_gate", false),
+            ],
+            decay_as_is: false,
+        }),
+        mixture: Some(Mixture {
+            shared: Shared::Halves("shared_intermediate_size"),
+            optional: true,
+            ..GRANITE_EXPERTS
+        }),
+        rotated: Rotated::Stated,
+        renamed: &[
+            (".mamba.norm.", ".mamba.gated_norm."),
+            (".block_sparse_moe.router.layer.", ".mlp.gate."),
+            (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
+            (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
+            (".shared_mlp.input_linear.", ".mlp.shared_experts.gate_up_proj."),
+            (".shared_mlp.output_linear.", ".mlp.shared_experts.down_proj."),
+        ],
         ..GRANITE
     },
     Family {

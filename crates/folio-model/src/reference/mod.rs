@@ -149,6 +149,16 @@ impl ReferenceBackend {
                 let each = self.program.buffers[x] / self.program.buffers[gate];
                 self.sigmoid_gate(x, gate, each);
             }
+            Op::StateSpace { xbc, steps, spec, out } => {
+                self.state_space([xbc, steps, out].map(|buf| buf.0 as usize), spec, batch)?;
+            }
+            Op::SiluGate { x, gate } => {
+                let gate = self.buffers[gate.0 as usize].clone();
+                let x = &mut self.buffers[x.0 as usize];
+                x.iter_mut()
+                    .zip(gate)
+                    .for_each(|(x, gate)| *x = (silu(f64::from(gate)) * f64::from(*x)) as f32);
+            }
             Op::Multiply { x, by } => {
                 let by = self.buffers[by.0 as usize].clone();
                 self.buffers[x.0 as usize].iter_mut().zip(by).for_each(|(x, by)| *x *= by);
@@ -161,11 +171,13 @@ impl ReferenceBackend {
                 });
                 self.buffers[out.0 as usize] = rows.collect();
             }
-            Op::NormPart { x, first, weight, eps } => {
+            Op::NormPart { x, first, weight, eps, parts } => {
                 let (weight, width) = (self.vector(weight).to_vec(), self.program.buffers[x.0 as usize]);
                 for row in self.buffers[x.0 as usize].chunks_mut(width) {
-                    let part = &mut row[first..first + weight.len()];
-                    part.copy_from_slice(&rms_norm(part, &weight, eps));
+                    let (row, each) = (&mut row[first..first + weight.len()], weight.len() / parts);
+                    for (part, weight) in row.chunks_mut(each).zip(weight.chunks(each)) {
+                        part.copy_from_slice(&rms_norm(part, weight, eps));
+                    }
                 }
             }
             Op::XIelu { x, weight } => {

@@ -167,6 +167,8 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         "olmo3" => "olmo2",
         "minimax_m2" => "minimax-m2",
         "granitemoeshared" => "granitemoe",
+        "granitemoehybrid" if config.mixers.iter().all(|mixer| *mixer == Mixer::Attention) => "granite",
+        "granitemoehybrid" => "granitehybrid",
         "hunyuan_v1_dense" => "hunyuan-dense",
         "hunyuan_v1_moe" => "hunyuan-moe",
         "lfm2_moe" => "lfm2moe",
@@ -293,6 +295,18 @@ fn mixers(config: &Config, writer: Writer, key: &impl Fn(&str) -> String) -> Wri
     let attends = |mixer: &Mixer| *mixer == Mixer::Attention;
     match config.mixers.iter().find(|mixer| !attends(mixer)) {
         None | Some(Mixer::Attention) => heads(writer),
+        Some(Mixer::Mamba(mamba)) => {
+            let of = |mixer| if attends(mixer) { config.kv_heads as i32 } else { 0 };
+            let kv_heads: Vec<i32> = config.mixers.iter().map(of).collect();
+            writer
+                .i32s(&key("attention.head_count_kv"), &kv_heads)
+                .u32(&key("ssm.conv_kernel"), mamba.taps as u32)
+                .u32(&key("ssm.state_size"), mamba.state_dim as u32)
+                .u32(&key("ssm.group_count"), mamba.groups as u32)
+                .u32(&key("ssm.time_step_rank"), mamba.heads as u32)
+                .u32(&key("ssm.inner_size"), mamba.width() as u32)
+                .flag(&key("rope.scaling.finetuned"), config.rotated.contains(&true))
+        }
         Some(Mixer::Latent(latent)) => {
             let q_rank = latent.q_rank.unwrap_or(0) as u32;
             writer
@@ -408,6 +422,7 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
         "granite",
         "granitemoe",
         "granitemoeshared",
+        "granitemoehybrid",
         "cohere2",
         "ernie4_5",
         "ernie4_5_moe",

@@ -171,6 +171,7 @@ impl Weights {
             Mixer::Attention => None,
             Mixer::Latent(_) => Some("latent attention is"),
             Mixer::Delta(_) => Some("layers that keep a state (gated delta nets) are"),
+            Mixer::Mamba(_) => Some("layers that keep a state (Mamba-2) are"),
             Mixer::Conv(_) => Some("layers that keep a state (short convolutions) are"),
         });
         if let Some(what) = only_here.filter(|_| backend.is_gpu()) {

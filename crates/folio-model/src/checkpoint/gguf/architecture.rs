@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::config::Reader;
 use crate::error::Result;
-use crate::family::{Choice, FAMILIES, Family, LocalRope, Mixture, QkNorm, Shared, Window};
+use crate::family::{Choice, FAMILIES, Family, LocalRope, MambaFields, Mixture, QkNorm, Rotated, Shared, Window};
 
 /// An architecture of llama.cpp that is a family of ours.
 pub struct Architecture {
@@ -76,6 +76,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         when: Some(("expert_shared_feed_forward_length", 1.0)),
         ..LLAMA
     },
+    Architecture { name: "granitehybrid", model_type: "granitemoehybrid", ..LLAMA },
     Architecture { name: "cohere2", model_type: "cohere2", ..LLAMA },
     plain("hunyuan-dense", "hunyuan_v1_dense"),
     plain("hunyuan-moe", "hunyuan_v1_moe"),
@@ -207,6 +208,14 @@ impl Reader<'_> {
         if family.delta.is_some() {
             self.delta_net(map)?;
         }
+        if let Some(names) = &family.mamba {
+            self.mamba(names, map)?;
+        }
+        if family.rotated == Rotated::Stated {
+            // Granite's converter says by it whether anything is rotated.
+            let rotated = self.metadata.flag(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
+            map.insert("position_embedding_type".into(), json!(if rotated { "rope" } else { "nope" }));
+        }
         if family.latent {
             self.latent(map)?;
         }
@@ -215,6 +224,13 @@ impl Reader<'_> {
 
     fn experts(&self, mixture: &Mixture, map: &mut Map<String, Json>) -> Result<()> {
         let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        if let (true, Shared::Halves(field)) = (mixture.optional, mixture.shared)
+            && self.integer("expert_count")?.is_none_or(|count| count == 0)
+        {
+            map.insert("num_local_experts".into(), json!(0));
+            map.insert(field.into(), map["intermediate_size"].clone());
+            return Ok(());
+        }
         map.insert("num_local_experts".into(), json!(needed("expert_count")?));
         map.insert("num_experts_per_tok".into(), json!(needed("expert_used_count")?));
         if let Some(inner) = self.integer("expert_feed_forward_length")? {
@@ -292,6 +308,32 @@ impl Reader<'_> {
             // Those behind the last one, which propose drafts, may be among them.
             map.insert("layer_types".into(), recurrent.iter().take(layers).map(name).collect());
         }
+        Ok(())
+    }
+
+    /// Layers without heads of K and V are Mamba-2.
+    fn mamba(&self, names: &MambaFields, map: &mut Map<String, Json>) -> Result<()> {
+        let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        let (heads, values) = (needed("ssm.time_step_rank")?, needed("ssm.inner_size")?);
+        if heads == 0 || !values.is_multiple_of(heads) {
+            let problem = format!("is {values}, not a multiple of ssm.time_step_rank = {heads}");
+            return Err(self.metadata.problem(&self.key("ssm.inner_size"), problem));
+        }
+        let types = self.kv_heads_of_layers()?;
+        let first = types.iter().position(|heads| *heads == 0.0);
+        let biased = (self.find)(&format!("blk.{}.ssm_conv1d.bias", first.unwrap_or(0))).is_some();
+        map.insert(names.bias.into(), json!(biased));
+        for (field, value) in [
+            (names.heads.0, heads),
+            (names.head_dim.0, values / heads),
+            (names.groups.0, needed("ssm.group_count")?),
+            (names.state_dim.0, needed("ssm.state_size")?),
+            (names.taps.0, needed("ssm.conv_kernel")?),
+        ] {
+            map.insert(field.into(), json!(value));
+        }
+        let types = types.iter().map(|heads| if *heads == 0.0 { "mamba" } else { "attention" });
+        map.insert("layer_types".into(), types.collect());
         Ok(())
     }
 

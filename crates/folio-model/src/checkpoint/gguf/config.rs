@@ -16,7 +16,7 @@ use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
 use crate::config::{Config, Mixer, rotated_layers};
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, DeltaTensors, ExpertTensors, Fusion, Norms, Shared, Window};
+use crate::family::{Bias, DeltaTensors, ExpertTensors, Fusion, Norms, Rotated, Shared, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
@@ -175,6 +175,12 @@ impl Reader<'_> {
                 return Err(self.unsupported(what, "decoders without it"));
             }
         }
+        // Elsewhere it says where a scaled rotation comes from.
+        let finetuned = self.metadata.flag(&self.key("rope.scaling.finetuned"))?;
+        if finetuned == Some(false) && family.multipliers && family.rotated != Rotated::Stated {
+            let what = format!("`{}` = false", self.key("rope.scaling.finetuned"));
+            return Err(self.unsupported(what, "attention with a rotation"));
+        }
         if self.metadata.flag(&self.key("attention.causal"))? == Some(false) {
             let what = format!("`{}` = false", self.key("attention.causal"));
             return Err(self.unsupported(what, "causal attention"));
@@ -203,7 +209,7 @@ impl Reader<'_> {
         let (hidden, heads) = (map["hidden_size"].as_u64(), map["num_attention_heads"].as_u64());
         let kv_heads = match family {
             family if family.latent => heads,
-            family if family.short_conv => {
+            family if family.short_conv || family.mamba.is_some() => {
                 let heads = self.kv_heads_of_layers()?;
                 let mut some = heads.iter().filter(|heads| **heads != 0.0);
                 let first = some.next().copied();
@@ -274,6 +280,12 @@ impl Reader<'_> {
             ("n_group", "expert_group_count"),
             ("topk_group", "expert_group_used_count"),
             ("conv_L_cache", "shortconv.l_cache"),
+            ("mamba_n_heads", "ssm.time_step_rank"),
+            ("mamba_d_head", "ssm.inner_size"),
+            ("mamba_n_groups", "ssm.group_count"),
+            ("mamba_d_state", "ssm.state_size"),
+            ("mamba_d_conv", "ssm.conv_kernel"),
+            ("shared_intermediate_size", "expert_shared_feed_forward_length"),
             ("linear_num_key_heads", "ssm.group_count"),
             ("linear_num_value_heads", "ssm.time_step_rank"),
             ("linear_key_head_dim", "ssm.state_size"),
@@ -419,6 +431,9 @@ impl Reader<'_> {
                 _ => DeltaTensors::GgmlEach,
             };
         }
+        if let Some(fields) = &mut config.family.mamba {
+            fields.decay_as_is = true;
+        }
         let has = |tensor: &str| (self.find)(tensor).is_some();
         let optional = |rule: Bias| matches!(rule, Bias::Config(_));
         if optional(config.family.qkv_bias) {
@@ -435,7 +450,7 @@ impl Reader<'_> {
                 // Files of before April 2025 have them together.
                 Mixer::Latent(latent) => latent.apart = !has("blk.0.attn_kv_b.weight"),
                 Mixer::Delta(net) => net.tiled = self.architecture.tiled,
-                Mixer::Attention | Mixer::Conv(_) => {}
+                Mixer::Attention | Mixer::Conv(_) | Mixer::Mamba(_) => {}
             }
         }
         Ok(())
