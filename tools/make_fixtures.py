@@ -73,6 +73,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -149,6 +151,17 @@ def with_eps(name, **changes):
     """The epsilon of norms under another name."""
     settings = base(**changes)
     settings[name] = settings.pop("rms_norm_eps")
+    return settings
+
+
+def nemotron(pattern, **changes):
+    """Mamba-2 of which no two sizes are the same. `pattern` says what each layer is."""
+    names = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    settings = with_eps("layer_norm_epsilon", **{**dict(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=56,
+                                                        layers_block_type=[names[part] for part in pattern], mamba_num_heads=6,
+                                                        mamba_head_dim=20, ssm_state_size=12, n_groups=3, conv_kernel=4,
+                                                        tie_word_embeddings=False), **changes})
+    settings.pop("num_hidden_layers")
     return settings
 
 
@@ -400,6 +413,20 @@ FAMILIES = {
                       attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
                       layer_types=["full_attention"] * 2, position_embedding_type="rope", mamba_n_heads=4),
                  torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
+    # Each layer one part; as Nemotron 3 Nano, with a feed-forward part without experts besides.
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM,
+                   nemotron("MEM*-E", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+                            moe_shared_expert_intermediate_size=28, routed_scaling_factor=2.5),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # As Nemotron 3 Super: experts read and write less than the residual stream.
+    "nemotron_h_latent": (NemotronHConfig, NemotronHForCausalLM,
+                          nemotron("ME*E", n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, moe_latent_size=24,
+                                   moe_shared_expert_intermediate_size=28),
+                          torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
+    # As Nemotron-H and Nemotron Nano 2, with the fields that these have.
+    "nemotron_h_dense": (NemotronHConfig, NemotronHForCausalLM, nemotron("M-*-M", n_groups=1, mamba_num_heads=5, mamba_head_dim=18),
+                         torch.float16, dict(margin=SMALL_MARGIN, drop=["layers_block_type", "layer_types", "n_routed_experts"],
+                                             extra=dict(hybrid_override_pattern="M-*-M", num_hidden_layers=5))),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM,
                    base(num_key_value_heads=2, hidden_size=32, head_dim=12, intermediate_size=20, num_local_experts=8,
                         num_experts_per_tok=3, rms_norm_eps=1e-6, rotary_dim=6, rope_theta=5000000.0, tie_word_embeddings=False),
@@ -477,7 +504,7 @@ def randomize(model, seed):
             elif "experts" in name:
                 # gpt-oss has columns before rows.
                 rows_first = type(model).__name__.startswith(
-                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2"))
+                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2", "NemotronH"))
                 columns = parameter.shape[2 if rows_first else 1]
                 parameter.copy_(noise * (1.6 / columns ** 0.5))
             elif hasattr(model.config, "text_config") and "language_model" not in name:
@@ -485,7 +512,7 @@ def randomize(model, seed):
             elif "embed_tokens" in name and "Gemma" in type(model).__name__:
                 # Scaled by the root of the width.
                 parameter.copy_(0.25 * noise)
-            elif "embed_tokens" in name or "lm_head" in name:
+            elif "embed_tokens" in name or "model.embeddings" in name or "lm_head" in name:
                 parameter.copy_(0.6 * noise)
             else:
                 parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))

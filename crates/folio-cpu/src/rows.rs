@@ -222,7 +222,7 @@ impl Task for Softcap {
     }
 }
 
-/// `activation(gate, up)`, lane by lane.
+/// `activation(gate, up)`, lane by lane. Where there is no gate both are the same.
 ///
 /// GELU is `gate / (1 + e^-2u)` of `u = sqrt(2 / pi) * (gate + 0.044715 * gate^3)`: no sum that cancels.
 #[inline(always)]
@@ -241,6 +241,11 @@ pub(crate) fn gated<S: Simd>(activation: Activation, gate: S::V, up: S::V) -> S:
             let gate = S::select_lt(high, gate, high, gate);
             let up = S::select_lt(up, low, low, S::select_lt(high, up, high, up));
             (gate, S::mul(S::splat(alpha), gate), S::add(up, one))
+        }
+        Activation::ReluSquared => {
+            let zero = S::splat(0.0);
+            // The order of operands keeps a NaN.
+            return S::mul(S::select_lt(gate, zero, zero, gate), up);
         }
     };
     let e = exp::<S>(S::sub(S::splat(0.0), power));
@@ -334,7 +339,7 @@ mod tests {
     fn gates_are_the_same_everywhere_and_right() {
         let (gate, up) = (inputs(1008, 95.0), inputs(1008, 2.0));
         let oai = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
-        for activation in [Activation::Silu, Activation::GeluTanh, oai] {
+        for activation in [Activation::Silu, Activation::GeluTanh, oai, Activation::ReluSquared] {
             let got = agree(&format!("{activation:?}"), |isa| dispatch(isa, Gated(activation, &gate, &up)));
             for i in 0..gate.len() {
                 let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
@@ -349,6 +354,7 @@ mod tests {
                         let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                         g / (1.0 + (-alpha * g).exp()) * (u + 1.0)
                     }
+                    Activation::ReluSquared => g.max(0.0) * u,
                 };
                 assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{g}: {}", got[i]);
             }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the decision and the sizes. Must never: launch. A plane that nobody reads is not allocated.
 
-use folio_model::program::{Buf, ExpertsSpec, MatrixId, Op, Program};
+use folio_model::program::{Activation, Buf, ExpertsSpec, MatrixId, Op, Program};
 
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::planes::Planes;
@@ -68,6 +68,8 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
     needs
 }
 
+const UNGATED: &str = "squared ReLU activations without a gate";
+
 /// Why a program cannot be run: there are no kernels for some operation, or one reads bf16 of a buffer that is not written so.
 pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
     let no_kernel = |op: &Op| match op {
@@ -77,6 +79,7 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
         Op::Center { .. } => Some("layer norms"),
         Op::NormPart { .. } => Some("norms of all of q and of all of k"),
         Op::XIelu { .. } => Some("xIELU activations"),
+        Op::GatedLinear { activation: Activation::ReluSquared, .. } => Some(UNGATED),
         _ => None,
     };
     let routed = |spec: &&ExpertsSpec| {
@@ -89,6 +92,8 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
         Some("latent attention")
     } else if program.experts.iter().find(routed).is_some() {
         Some("experts that are chosen by sigmoids, with a bias or in groups, or that are scaled")
+    } else if program.experts.iter().any(|spec| spec.activation.inputs() == 1) {
+        Some(UNGATED)
     } else {
         let last = program.attention.iter().any(|spec| spec.norm_last);
         program.body.iter().find_map(no_kernel).or(last.then_some("norms of q and k behind the rotation"))
@@ -141,7 +146,7 @@ pub fn allocate(
 
 #[cfg(test)]
 mod tests {
-    use folio_model::program::{Activation, Head, VectorId};
+    use folio_model::program::{Head, VectorId};
 
     use super::*;
 

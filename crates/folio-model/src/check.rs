@@ -126,7 +126,9 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 same("the output's width", self.width(out)?, self.width(x)?)
             }
             Op::Linear { x, weight, bias, out, .. } => self.product(x, weight, bias, out, 1),
-            Op::GatedLinear { x, weight, bias, out, .. } => self.product(x, weight, bias, out, 2),
+            Op::GatedLinear { x, weight, bias, activation, out } => {
+                self.product(x, weight, bias, out, activation.inputs())
+            }
             Op::WriteKv { qkv, spec } => {
                 let spec = self.spec(spec)?;
                 same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
@@ -274,7 +276,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             bias.map_or(Ok(()), |bias| self.vector(bias, rows))
         };
         same("the width of the router's logits", self.width(logits)?, count)?;
-        product(self.width(x)?, gate_up, gate_up_bias, inner.saturating_mul(2))?;
+        product(self.width(x)?, gate_up, gate_up_bias, inner.saturating_mul(spec.activation.inputs()))?;
         product(inner, down, down_bias, self.width(out)?)?;
         if x == out || logits == out {
             return Err("input and output are one buffer".to_owned());

@@ -5,6 +5,7 @@
 //! said about their dtype (the tensors themselves decide; how quantized ones are packed is told here). Invariant: a [`Config`] that exists describes a decoder Folio
 //! can run; sizes are bounded so that products of two or three of them cannot overflow.
 
+mod blocks;
 mod experts;
 mod latent;
 mod mamba;
@@ -59,6 +60,8 @@ pub struct Config {
     pub qk_norm: QkNorm,
     /// One entry per layer.
     pub mixers: Vec<Mixer>,
+    /// One entry per layer.
+    pub feeds: Vec<Feed>,
     /// One entry per layer: whether q and k are rotated.
     pub rotated: Vec<bool>,
     pub rope: RopeConfig,
@@ -94,6 +97,19 @@ pub enum Mixer {
     Delta(DeltaNet),
     Conv(ShortConv),
     Mamba(Mamba),
+    /// The layer is a feed-forward part alone.
+    Nothing,
+}
+
+/// What feeds forward in a layer, behind its mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feed {
+    /// One part.
+    Dense,
+    /// A mixture of experts.
+    Experts,
+    /// The layer is a mixer alone.
+    Nothing,
 }
 
 /// Sizes of a gated delta net.
@@ -150,7 +166,11 @@ impl Config {
 
         let heads = or_default(fields, "num_attention_heads", WIDTH_MAX, family.heads)?;
         let hidden = fields.size("hidden_size", WIDTH_MAX)?;
-        let layers = fields.size("num_hidden_layers", LAYERS_MAX)?;
+        let blocks = family.single.then(|| blocks::blocks(fields)).transpose()?;
+        let layers = match &blocks {
+            Some((types, _)) => types.len(),
+            None => fields.size("num_hidden_layers", LAYERS_MAX)?,
+        };
         let latent = family.latent.then(|| Latent::parse(fields, heads)).transpose()?;
         let head_dim = match latent {
             Some(latent) => latent.query_dim(),
@@ -165,8 +185,18 @@ impl Config {
             Bias::Config(name) => Ok::<_, ModelError>(fields.flag(name)?.unwrap_or(false)),
         };
         let listed = listed_rotations(fields, family, layers)?;
-        let no_experts = family.mixture.and_then(|mixture| Experts::absent(fields, &mixture));
-        let types = layer_types(fields, family, layers)?;
+        let no_experts = match &blocks {
+            Some((_, feeds)) => Some("intermediate_size").filter(|_| !feeds.contains(&Feed::Experts)),
+            None => family.mixture.and_then(|mixture| Experts::absent(fields, &mixture)),
+        };
+        let mixture = family.mixture.filter(|_| no_experts.is_none());
+        let (types, feeds) = match (blocks, &mixture) {
+            (Some((types, feeds)), _) => (Some(types), feeds),
+            (None, Some(mixture)) => {
+                (layer_types(fields, family, layers)?, experts::feeds(fields, mixture, layers)?)
+            }
+            (None, None) => (layer_types(fields, family, layers)?, vec![Feed::Dense; layers]),
+        };
         let windows = windows(fields, family, types.as_deref(), &listed)?;
         let rotated = rotated_layers(family, listed, &windows);
         let multiplier = |name: &str| match family.multipliers {
@@ -202,17 +232,16 @@ impl Config {
         Ok(Self {
             vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
-            intermediate: match (no_experts, family.mixture) {
+            intermediate: match (no_experts, &mixture) {
                 (Some(width), _) => fields.size(width, WIDTH_MAX)?,
                 (None, Some(mixture)) => fields.size(mixture.inner, WIDTH_MAX)?,
                 (None, None) if family.adjusted_width => short_conv::adjusted_width(fields)?,
                 (None, None) => fields.size("intermediate_size", WIDTH_MAX)?,
             },
-            experts: family
-                .mixture
-                .filter(|_| no_experts.is_none())
-                .map(|mixture| Experts::parse(fields, &mixture, hidden, layers))
+            experts: mixture
+                .map(|mixture| Experts::parse(fields, &mixture, hidden, &feeds))
                 .transpose()?,
+            feeds,
             layers,
             heads,
             kv_heads,
@@ -268,12 +297,12 @@ impl Config {
 
     /// The mixture of experts of a layer, where it has one.
     pub fn experts_of(&self, layer: usize) -> Option<Experts> {
-        self.experts.filter(|experts| layer >= experts.dense)
+        self.experts.filter(|_| self.feeds[layer] == Feed::Experts)
     }
 
     /// Layers with one feed-forward part.
     pub fn dense_layers(&self) -> usize {
-        self.experts.map_or(self.layers, |experts| experts.dense)
+        self.feeds.iter().filter(|feed| **feed == Feed::Dense).count()
     }
 
     /// Width of the feed-forward part of those.
@@ -285,7 +314,7 @@ impl Config {
     pub fn attention_costs(&self) -> [f64; 2] {
         let latent = self.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Latent(latent) => Some(latent),
-            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) => None,
+            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) | Mixer::Nothing => None,
         });
         match latent {
             Some(latent) => latent.costs(self.hidden, self.heads),
@@ -383,6 +412,7 @@ fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
         Gate::Silu | Gate::Clamped if family.short_conv => return Ok(Activation::Silu),
         Gate::Silu | Gate::Clamped => ("hidden_act", &["silu", "swish"]),
         Gate::XIelu => ("hidden_act", &["xielu"]),
+        Gate::ReluSquared => ("mlp_hidden_act", &["relu2"]),
     };
     if let Some(name) = fields.text(field)?.filter(|name| !names.contains(name)) {
         let name: String = name.chars().take(60).collect();
@@ -392,6 +422,7 @@ fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
         // Of nothing, where there is no gate.
         Gate::Silu | Gate::XIelu => Activation::Silu,
         Gate::GeluTanh => Activation::GeluTanh,
+        Gate::ReluSquared => Activation::ReluSquared,
         Gate::Clamped => Activation::SwigluOai {
             alpha: fields.positive_opt("swiglu_alpha")?.unwrap_or(1.702) as f32,
             limit: fields.positive_opt("swiglu_limit")?.unwrap_or(7.0) as f32,
@@ -439,7 +470,7 @@ pub(crate) fn rotated_layers(family: &Family, listed: Vec<bool>, windows: &[Opti
         Rotated::Windowed if windows.iter().any(Option::is_some) => {
             windows.iter().map(Option::is_some).collect()
         }
-        Rotated::All | Rotated::Listed | Rotated::Windowed | Rotated::Stated => listed,
+        Rotated::All | Rotated::Listed | Rotated::Windowed | Rotated::Stated | Rotated::Never => listed,
     }
 }
 
@@ -450,7 +481,7 @@ fn listed_rotations(fields: Fields<'_>, family: &Family, layers: usize) -> Resul
         return Ok(vec![rotated; layers]);
     }
     if family.rotated != Rotated::Listed {
-        return Ok(vec![true; layers]);
+        return Ok(vec![family.rotated != Rotated::Never; layers]);
     }
     if let Some(list) = fields.list("no_rope_layers")? {
         // Despite its name, 1 means "rotated".
@@ -588,6 +619,8 @@ enum LayerType {
     Sliding,
     Linear,
     Conv,
+    /// There is no mixer.
+    Nothing,
 }
 
 fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Option<Vec<LayerType>>> {

@@ -37,10 +37,10 @@ pub struct Tap {
     pub matrix: MatrixId,
 }
 
-/// Which cache group each layer stores what it keeps in, and the kinds of the groups, for sequences of at most
+/// Which cache group each layer stores what it keeps in, if it keeps anything, and the kinds of the groups, for sequences of at most
 /// `max_model_len` tokens: layers that attend to everything, whose latents are all alike, then a group for each size of window and of
 /// state. A window that holds the longest sequence is none.
-fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<usize>) {
+fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<Option<usize>>) {
     let latent = latent(config).map(|latent| GroupKind::Latent { rank: latent.rank as u32 });
     let mut kinds = vec![latent.unwrap_or(GroupKind::Full)];
     let groups = (0..config.layers).map(|layer| {
@@ -49,12 +49,13 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
             (Mixer::Mamba(mamba), _) => GroupKind::State { values: mamba.state_values() },
             (Mixer::Conv(conv), _) => GroupKind::State { values: conv.state_values() },
             (Mixer::Attention, Some(tokens)) => GroupKind::Window { tokens },
-            (Mixer::Attention, None) | (Mixer::Latent(_), _) => return 0,
+            (Mixer::Attention, None) | (Mixer::Latent(_), _) => return Some(0),
+            (Mixer::Nothing, _) => return None,
         };
-        kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+        Some(kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
             kinds.push(kind);
             kinds.len() - 1
-        })
+        }))
     });
     let groups = groups.collect();
     (kinds, groups)
@@ -64,7 +65,7 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
 fn latent(config: &Config) -> Option<Latent> {
     config.mixers.iter().find_map(|mixer| match mixer {
         Mixer::Latent(latent) => Some(*latent),
-        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) => None,
+        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) | Mixer::Nothing => None,
     })
 }
 
@@ -84,7 +85,7 @@ pub fn kv_layout(
     max_model_len: usize,
 ) -> Result<KvLayout, String> {
     let (kinds, group_of) = cache_groups(config, max_model_len);
-    let windowed: Vec<bool> = group_of.iter().map(|group| *group > 0).collect();
+    let windowed: Vec<bool> = group_of.iter().map(|group| group.is_some_and(|group| group > 0)).collect();
     let (kv_heads, head_dim) = match latent(config) {
         Some(latent) => (1, latent.key_dim()),
         None => (config.kv_heads, config.head_dim),
@@ -94,7 +95,7 @@ pub fn kv_layout(
         return Err(format!("latents are kept in f32, f16 or bf16, not in {format}"));
     }
     let group = |(index, kind): (usize, GroupKind)| {
-        let layers = (0..config.layers).filter(|layer| group_of[*layer] == index);
+        let layers = (0..config.layers).filter(|layer| group_of[*layer] == Some(index));
         match kind {
             GroupKind::State { .. } => {
                 let formats = layers.map(|_| KvFormat::F32).collect();
@@ -169,45 +170,25 @@ pub fn program(
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
         tap(&mut program, index, x, added, tapped);
-        let place = Place {
-            group: groups[index] as u32,
-            layer: groups[..index].iter().filter(|before| **before == groups[index]).count() as u32,
-        };
-        read(config, x, layer.norm, eps, buffers.normed, &mut program);
-        let (mixed, weight, bias) = match &layer.mixer {
-            MixerWeights::Attention(attention) => {
-                attend(config, index, attention, &mut program, &buffers, place, max_model_len);
-                (buffers.attended, attention.o, attention.o_bias)
-            }
-            MixerWeights::Latent(sizes, latent) => {
-                latent_attention(config, sizes, latent, &mut program, &buffers.latent, buffers.normed, place);
-                (buffers.latent.attended, latent.o, latent.o_bias)
-            }
-            MixerWeights::Delta(net, delta) => {
-                delta_net(net, config.eps, delta, &mut program, &buffers.delta, buffers.normed, place);
-                (buffers.delta.out, delta.o, None)
-            }
-            MixerWeights::Conv(sizes, conv) => {
-                short_conv(sizes, conv, &mut program, &buffers.conv, buffers.normed, place);
-                (buffers.conv.x, conv.o, None)
-            }
-            MixerWeights::Mamba(sizes, mamba) => {
-                state_space(sizes, config.eps, mamba, &mut program, &buffers.mamba, buffers.normed, place);
-                (buffers.mamba.out, mamba.o, None)
-            }
-        };
-        add_block(
-            &mut program,
-            buffers.branch.zip(layer.post_norm),
-            eps,
-            |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
-            x,
-        );
+        if let (Some(mixer), Some(group)) = (&layer.mixer, groups[index]) {
+            let before = groups[..index].iter().filter(|before| **before == Some(group)).count();
+            let place = Place { group: group as u32, layer: before as u32 };
+            read(config, x, layer.norm, eps, buffers.normed, &mut program);
+            let (mixed, weight, bias) =
+                mix(config, index, mixer, &mut program, &buffers, place, max_model_len);
+            add_block(
+                &mut program,
+                buffers.branch.zip(layer.post_norm),
+                eps,
+                |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
+                x,
+            );
+        }
+        let Some(part) = &layer.feed_forward else { continue };
         if config.family.norms != Norms::Once {
             read(config, x, layer.mlp_norm, eps, buffers.normed, &mut program);
         }
-        let experts = config.experts_of(index);
-        let last = feed_forward(config, experts, &layer.feed_forward, &mut program, &buffers);
+        let last = feed_forward(config, config.experts_of(index), part, &mut program, &buffers);
         add_block(
             &mut program,
             buffers.branch.zip(layer.mlp_post_norm),
@@ -215,7 +196,7 @@ pub fn program(
             |out, add| last(out.unwrap_or(x), add),
             x,
         );
-        shared_expert(config, &layer.feed_forward, &mut program, &buffers, x);
+        shared_expert(config, part, &mut program, &buffers, x);
     }
     tap(&mut program, weights.layers.len(), x, added, tapped);
     // What the last norm reads.
@@ -285,6 +266,8 @@ struct Buffers {
     inner: Buf,
     /// Of the router.
     logits: Buf,
+    /// What experts read, and what they add up to, where that is not as wide as the residual stream.
+    experts: [Buf; 2],
     shared: SharedBuffers,
     /// Of the output of a block that has a norm behind it.
     branch: Option<Buf>,
@@ -329,21 +312,19 @@ struct SharedBuffers {
 impl Buffers {
     /// Those that no layer uses stand for `none`.
     fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
-        let net = config.mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Delta(net) => Some(*net),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::Mamba(_) => None,
-        });
-        let conv = config.mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Conv(conv) => Some(conv.channels),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) | Mixer::Mamba(_) => None,
-        });
-        let mamba = config.mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Mamba(mamba) => Some(*mamba),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) | Mixer::Conv(_) => None,
-        });
+        let (mut net, mut conv, mut mamba) = (None, None, None);
+        for mixer in &config.mixers {
+            match mixer {
+                Mixer::Delta(sizes) => net = Some(*sizes),
+                Mixer::Conv(sizes) => conv = Some(sizes.channels),
+                Mixer::Mamba(sizes) => mamba = Some(*sizes),
+                Mixer::Attention | Mixer::Latent(_) | Mixer::Nothing => {}
+            }
+        }
         let latent = latent(config);
         let attends = config.mixers.contains(&Mixer::Attention);
         let shared = config.experts.and_then(|experts| experts.shared);
+        let narrow = config.experts.and_then(|experts| experts.latent);
         let normed = buffer(config.hidden);
         let behind = matches!(config.family.norms, Norms::Around | Norms::After);
         let branch = behind.then(|| buffer(config.hidden));
@@ -378,8 +359,44 @@ impl Buffers {
                 out: some(mamba.map(|mamba| mamba.width())),
             },
             conv: ConvBuffers { before: some(conv), behind: some(conv), x: some(conv) },
+            experts: [some(narrow), some(narrow)],
             shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
             branch,
+        }
+    }
+}
+
+/// What mixes positions, up to what its last projection reads: that, the projection, and its bias.
+fn mix(
+    config: &Config,
+    index: usize,
+    mixer: &MixerWeights<MatrixId, VectorId>,
+    program: &mut Program,
+    buffers: &Buffers,
+    place: Place,
+    max_model_len: usize,
+) -> (Buf, MatrixId, Option<VectorId>) {
+    let x = buffers.normed;
+    match mixer {
+        MixerWeights::Attention(attention) => {
+            attend(config, index, attention, program, buffers, place, max_model_len);
+            (buffers.attended, attention.o, attention.o_bias)
+        }
+        MixerWeights::Latent(sizes, latent) => {
+            latent_attention(config, sizes, latent, program, &buffers.latent, x, place);
+            (buffers.latent.attended, latent.o, latent.o_bias)
+        }
+        MixerWeights::Delta(net, delta) => {
+            delta_net(net, config.eps, delta, program, &buffers.delta, x, place);
+            (buffers.delta.out, delta.o, None)
+        }
+        MixerWeights::Conv(sizes, conv) => {
+            short_conv(sizes, conv, program, &buffers.conv, x, place);
+            (buffers.conv.x, conv.o, None)
+        }
+        MixerWeights::Mamba(sizes, mamba) => {
+            state_space(sizes, config.eps, mamba, program, &buffers.mamba, x, place);
+            (buffers.mamba.out, mamba.o, None)
         }
     }
 }
@@ -609,10 +626,9 @@ fn feed_forward(
     program: &mut Program,
     buffers: &Buffers,
 ) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &FeedForward {
-        router, router_bias, choice_bias, gate_up, gate_up_bias, xielu, down, down_bias, ..
-    } = weights;
-    let &Buffers { normed: x, inner, logits, .. } = buffers;
+    let &FeedForward { router, router_bias, choice_bias, experts_in, experts_out, .. } = weights;
+    let &FeedForward { gate_up, gate_up_bias, xielu, down, down_bias, .. } = weights;
+    let &Buffers { normed: x, inner, logits, experts: [narrow, sum], .. } = buffers;
     let activation = config.activation;
     let spec = program.experts.len();
     let mixture = router.zip(experts);
@@ -648,11 +664,16 @@ fn feed_forward(
                 down_bias,
             };
             program.experts.push(matrices);
+            program.body.extend(experts_in.into_iter().flat_map(|weight| {
+                let linear = Op::Linear { x, weight, bias: None, out: narrow, add: false };
+                [linear, Op::Experts { x: narrow, logits, spec, out: sum, add: false }]
+            }));
         }
     }
-    move |out, add| match mixture {
-        None => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
-        Some(_) => Op::Experts { x, logits, spec, out, add },
+    move |out, add| match (mixture, experts_out) {
+        (None, _) => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
+        (Some(_), Some(weight)) => Op::Linear { x: sum, weight, bias: None, out, add },
+        (Some(_), None) => Op::Experts { x, logits, spec, out, add },
     }
 }
 

@@ -71,6 +71,7 @@ pub enum Rotated {
     Windowed,
     /// All, where `position_embedding_type` is rope; none otherwise.
     Stated,
+    Never,
 }
 
 /// How the dimensions of a head are rotated in pairs by the tensors as they are stored.
@@ -108,6 +109,8 @@ pub enum Gate {
     Clamped,
     /// There is no gate: `hidden_act` must be xielu.
     XIelu,
+    /// There is no gate: `mlp_hidden_act` must be relu2.
+    ReluSquared,
 }
 
 /// What a family calls its mixture of experts.
@@ -132,6 +135,9 @@ pub struct Mixture {
     /// Added to the sum by which the weights of the chosen are divided.
     pub sum_eps: f32,
     pub shared: Shared,
+    /// The field with the width of what experts read and write, if it is not that of the residual stream: it is made of that, and what
+    /// they add up to is made that wide again.
+    pub latent: Option<&'static str>,
     /// The field with the number of layers before the first that has experts, and its default; `None`: every layer has.
     pub dense: Option<(&'static str, usize)>,
 }
@@ -253,6 +259,9 @@ pub struct Family {
     pub short_conv: bool,
     /// Layers that `layer_types` calls `mamba`, or `linear_attention`, have a Mamba-2 mixer in attention's place.
     pub mamba: Option<MambaFields>,
+    /// Every layer is one part and no more, as `layers_block_type` or `hybrid_override_pattern` says: Mamba-2, attention, a feed-forward part or
+    /// a mixture of experts.
+    pub single: bool,
     pub window: Window,
     /// A logit per query head that attends to nothing.
     pub sinks: bool,

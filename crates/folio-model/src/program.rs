@@ -149,7 +149,7 @@ impl LatentSpec {
     }
 }
 
-/// What becomes of a gate and the value it gates, element by element.
+/// What becomes of a gate and the value it gates, or of a value alone, element by element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `gate / (1 + e^-gate) * up`
@@ -158,6 +158,18 @@ pub enum Activation {
     GeluTanh,
     /// `g / (1 + e^-(alpha * g)) * (u + 1)` of `g = min(gate, limit)` and `u` = up in `-limit..=limit` (gpt-oss).
     SwigluOai { alpha: f32, limit: f32 },
+    /// `max(value, 0)^2`: there is no gate.
+    ReluSquared,
+}
+
+impl Activation {
+    /// Values that one is made of: a gate and what it gates, or one alone.
+    pub const fn inputs(self) -> usize {
+        match self {
+            Activation::Silu | Activation::GeluTanh | Activation::SwigluOai { .. } => 2,
+            Activation::ReluSquared => 1,
+        }
+    }
 }
 
 /// How strongly the chosen experts of a row speak.
@@ -217,7 +229,8 @@ pub struct ExpertsSpec {
     /// Width of an expert's gated values.
     pub inner: usize,
     pub activation: Activation,
-    /// `[2 * count * inner, width of x]`: the gates of every expert, then in the same order what they gate.
+    /// `[2 * count * inner, width of x]`: the gates of every expert, then in the same order what they gate. Without gates `[count * inner,
+    /// width of x]`.
     pub gate_up: MatrixId,
     pub gate_up_bias: Option<VectorId>,
     /// `[count * width of out, inner]`
@@ -363,7 +376,8 @@ pub enum Op {
     Input { out: Buf },
     /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it).
     AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
-    /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide.
+    /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide, or as many, where the
+    /// activation has no gate ([`Activation::inputs`]).
     GatedLinear { x: Buf, weight: MatrixId, bias: Option<VectorId>, activation: Activation, out: Buf },
     /// `out = sum of weight * (D.activation(gate, up) + bias)` over the chosen experts of each row, largest score first, with
     /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert, and used up. `spec`

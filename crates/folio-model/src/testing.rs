@@ -74,6 +74,9 @@ pub const FIXTURES: &[&str] = &[
     "lfm2_moe",
     "granite4_h",
     "granite4",
+    "nemotron_h",
+    "nemotron_h_latent",
+    "nemotron_h_dense",
 ];
 
 /// Those of them that keep states: not every device computes them.
@@ -86,6 +89,9 @@ pub const HYBRIDS: &[&str] = &[
     "lfm2",
     "lfm2_moe",
     "granite4_h",
+    "nemotron_h",
+    "nemotron_h_latent",
+    "nemotron_h_dense",
 ];
 
 /// Those with other parts that are computed on the CPU only, and what these are called.

@@ -4,7 +4,7 @@
 //! twice: over tensor names (what to load) and over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten,
 //! or used and never loaded.
 
-use crate::config::{self, Config, DeltaNet, Mixer, ShortConv};
+use crate::config::{self, Config, DeltaNet, Feed, Mixer, ShortConv};
 use crate::family::{Choice, DeltaTensors, ExpertTensors, Fusion, Gate, Norms, QkNorm, Shared};
 use crate::program::{MatrixId, VectorId};
 
@@ -116,12 +116,14 @@ pub struct Weights<M, V> {
 pub struct Layer<M, V> {
     /// Of what the mixer reads.
     pub norm: Option<V>,
-    pub mixer: MixerWeights<M, V>,
+    /// Absent in a layer that is a feed-forward part alone.
+    pub mixer: Option<MixerWeights<M, V>>,
     /// Of what the mixer adds to the residual stream.
     pub post_norm: Option<V>,
     /// Of what the feed-forward part reads.
     pub mlp_norm: Option<V>,
-    pub feed_forward: FeedForward<M, V>,
+    /// Absent in a layer that is a mixer alone.
+    pub feed_forward: Option<FeedForward<M, V>>,
     /// Of what the feed-forward part adds.
     pub mlp_post_norm: Option<V>,
 }
@@ -261,13 +263,17 @@ weights! {
         router_bias: Option<V> = some_vector,
         /// Added to what experts are chosen by.
         choice_bias: Option<V> = some_vector,
-        /// Without a gate: what xIELU reads.
+        /// What experts read is made by, where it is not what all others read.
+        experts_in: Option<M> = some_matrix,
+        /// Without a gate: what the activation reads.
         gate_up: M = matrix,
         gate_up_bias: Option<V> = some_vector,
         /// Of xIELU.
         xielu: Option<V> = some_vector,
         down: M = matrix,
         down_bias: Option<V> = some_vector,
+        /// What experts add up to is made as wide by as what they were made of.
+        experts_out: Option<M> = some_matrix,
         /// The expert that speaks for every token, and how strongly, where that is not the same for all.
         shared_gate_up: Option<M> = some_matrix,
         shared_down: Option<M> = some_matrix,
@@ -302,32 +308,41 @@ impl Layer<WeightSpec, WeightSpec> {
     fn list<'a>(&'a self, list: &mut Vec<&'a WeightSpec>) {
         list.extend(&self.norm);
         match &self.mixer {
-            MixerWeights::Attention(attention) => attention.list(list),
-            MixerWeights::Latent(_, latent) => latent.list(list),
-            MixerWeights::Delta(_, delta) => delta.list(list),
-            MixerWeights::Conv(_, conv) => conv.list(list),
-            MixerWeights::Mamba(_, mamba) => mamba.list(list),
+            Some(MixerWeights::Attention(attention)) => attention.list(list),
+            Some(MixerWeights::Latent(_, latent)) => latent.list(list),
+            Some(MixerWeights::Delta(_, delta)) => delta.list(list),
+            Some(MixerWeights::Conv(_, conv)) => conv.list(list),
+            Some(MixerWeights::Mamba(_, mamba)) => mamba.list(list),
+            None => {}
         }
         list.extend(&self.post_norm);
         list.extend(&self.mlp_norm);
-        self.feed_forward.list(list);
+        if let Some(feed_forward) = &self.feed_forward {
+            feed_forward.list(list);
+        }
         list.extend(&self.mlp_post_norm);
     }
 
     fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
         Ok(Layer {
             norm: self.norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            mixer: match &self.mixer {
-                MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
-                MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
-                MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
-                MixerWeights::Conv(sizes, conv) => MixerWeights::Conv(*sizes, conv.try_map(load)?),
-                MixerWeights::Mamba(sizes, mamba) => MixerWeights::Mamba(*sizes, mamba.try_map(load)?),
-            },
+            mixer: self.mixer.as_ref().map(|mixer| mixer.try_map(load)).transpose()?,
             post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            feed_forward: self.feed_forward.try_map(load)?,
+            feed_forward: self.feed_forward.as_ref().map(|part| part.try_map(load)).transpose()?,
             mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+        })
+    }
+}
+
+impl MixerWeights<WeightSpec, WeightSpec> {
+    fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<MixerWeights<MatrixId, VectorId>, E> {
+        Ok(match self {
+            MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
+            MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
+            MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
+            MixerWeights::Conv(sizes, conv) => MixerWeights::Conv(*sizes, conv.try_map(load)?),
+            MixerWeights::Mamba(sizes, mamba) => MixerWeights::Mamba(*sizes, mamba.try_map(load)?),
         })
     }
 }
@@ -367,21 +382,28 @@ impl LayerNames<'_> {
         // With a norm behind each block, the one that others have before the second is behind the first.
         let norms = config.family.norms;
         let (pre, post) = (norms != Norms::After, matches!(norms, Norms::Around | Norms::After));
-        let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         let norm = |name: &str| self.norm(name, "", config.hidden);
+        let mixer = match config.mixers[self.index] {
+            Mixer::Attention => Some(MixerWeights::Attention(self.attention())),
+            Mixer::Latent(sizes) => Some(MixerWeights::Latent(sizes, self.latent(&sizes))),
+            Mixer::Delta(net) => Some(MixerWeights::Delta(net, self.delta(&net))),
+            Mixer::Conv(sizes) => Some(MixerWeights::Conv(sizes, self.short_conv(&sizes))),
+            Mixer::Mamba(sizes) => Some(MixerWeights::Mamba(sizes, self.mamba(&sizes))),
+            Mixer::Nothing => None,
+        };
+        let feeds = config.feeds[self.index] != Feed::Nothing;
+        let mlp_norm = match &mixer {
+            None => "input_layernorm",
+            Some(_) if post => "pre_feedforward_layernorm",
+            Some(_) => "post_attention_layernorm",
+        };
         Layer {
-            norm: pre.then(|| norm("input_layernorm")),
-            mixer: match config.mixers[self.index] {
-                Mixer::Attention => MixerWeights::Attention(self.attention()),
-                Mixer::Latent(sizes) => MixerWeights::Latent(sizes, self.latent(&sizes)),
-                Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
-                Mixer::Conv(sizes) => MixerWeights::Conv(sizes, self.short_conv(&sizes)),
-                Mixer::Mamba(sizes) => MixerWeights::Mamba(sizes, self.mamba(&sizes)),
-            },
-            post_norm: post.then(|| norm("post_attention_layernorm")),
-            mlp_norm: (pre && norms != Norms::Once).then(|| norm(mlp_norm)),
-            feed_forward: self.feed_forward(),
-            mlp_post_norm: post.then(|| norm("post_feedforward_layernorm")),
+            norm: (pre && mixer.is_some()).then(|| norm("input_layernorm")),
+            post_norm: (post && mixer.is_some()).then(|| norm("post_attention_layernorm")),
+            mixer,
+            mlp_norm: (pre && feeds && norms != Norms::Once).then(|| norm(mlp_norm)),
+            feed_forward: feeds.then(|| self.feed_forward()),
+            mlp_post_norm: (post && feeds).then(|| norm("post_feedforward_layernorm")),
         }
     }
 
@@ -640,13 +662,16 @@ impl LayerNames<'_> {
             _ => &[count],
         };
         let by_bias = matches!(choice, Some(Choice::BiasedSigmoids { .. } | Choice::BiasedShares));
-        let ungated = config.family.gate == Gate::XIelu;
+        let ungated = matches!(config.family.gate, Gate::XIelu | Gate::ReluSquared);
+        // Of what experts read and write.
+        let latent = experts.and_then(|experts| experts.latent);
+        let wide = latent.unwrap_or(hidden);
         let split = [("gate_proj", count * inner), ("up_proj", count * inner)];
         let split = &split[usize::from(ungated)..];
         let mlp = if mixture.is_some() { EXPERTS } else { "mlp" };
         let gate_up = |label, cols| self.projections(label, mlp, split, "gate_up_proj", cols);
         let down =
-            |label, cols| self.projections(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
+            |label, cols| self.projections(label, mlp, &[("down_proj", count * wide)], "down_proj", cols);
         let shared = experts.and_then(|experts| experts.shared);
         let shared_form = mixture.map(|mixture| mixture.shared);
         let is_gated = matches!(shared_form, Some(Shared::Gated(_)));
@@ -665,10 +690,13 @@ impl LayerNames<'_> {
                 .filter(|_| by_bias),
             gate_up: match alone {
                 true => self.one("gate_up", "mlp.shared_experts.gate_up_proj.weight", &[2 * inner, hidden]),
-                false => gate_up("gate_up", Some(hidden)),
+                false => gate_up("gate_up", Some(wide)),
             },
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
-            xielu: ungated.then(|| {
+            experts_in: latent
+                .map(|latent| self.one("experts_in", "mlp.fc1_latent_proj.weight", &[latent, hidden])),
+            experts_out: latent.map(|latent| self.one("experts_out", "mlp.fc2_latent_proj.weight", &[hidden, latent])),
+            xielu: (config.family.gate == Gate::XIelu).then(|| {
                 let part = |name: &str, shape: &[usize]| self.tensor(&format!("mlp.act_fn.{name}"), shape);
                 let parts =
                     [part("alpha_p", &[1]), part("alpha_n", &[1]), part("beta", &[]), part("eps", &[])];
@@ -682,7 +710,10 @@ impl LayerNames<'_> {
             shared_gate_up: shared.map(|inner| {
                 let parts = match in_halves {
                     true => vec![of_shared(".gate_up_proj", 2 * inner, hidden)],
-                    false => [".gate_proj", ".up_proj"].map(|name| of_shared(name, inner, hidden)).to_vec(),
+                    false => [".gate_proj", ".up_proj"][usize::from(ungated)..]
+                        .iter()
+                        .map(|name| of_shared(name, inner, hidden))
+                        .collect(),
                 };
                 self.stack("shared_gate_up", parts)
             }),

@@ -84,6 +84,10 @@ fn every_field_that_is_read_moves_the_logits() {
         ("granite4_h", "rms_norm_eps", json!(1e-1)),
         ("granite4_h", "position_embedding_type", json!("rope")),
         ("granite4", "position_embedding_type", json!("nope")),
+        ("nemotron_h", "layer_norm_epsilon", json!(1e-1)),
+        ("nemotron_h", "num_experts_per_tok", json!(2)),
+        ("nemotron_h", "routed_scaling_factor", json!(1.0)),
+        ("nemotron_h", "norm_topk_prob", json!(false)),
         ("lfm2_moe", "routed_scaling_factor", json!(1.0)),
         ("lfm2_moe", "norm_topk_prob", json!(false)),
     ] {
@@ -149,6 +153,29 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
         ("granite4_h", "layer_types", json!(["mamba", "conv", "mamba", "mamba"]), "attention, mamba"),
         ("granite4", "shared_intermediate_size", json!(48), "shared_mlp"),
         ("granite4", "num_local_experts", json!(2), "num_experts_per_tok"),
+        ("nemotron_h", "layers_block_type", json!(["mamba", "moe", "moe", "attention", "mlp", "moe"]), "layers.2."),
+        ("nemotron_h", "layers_block_type", json!(["mamba", "conv"]), "mamba, attention, mlp, moe"),
+        ("nemotron_h", "layers_block_type", json!([]), "names 0 layers, expected 1 to"),
+        ("nemotron_h", "layers_block_type", Value::Null, "hybrid_override_pattern"),
+        ("nemotron_h", "mlp_hidden_act", json!("silu"), "relu2"),
+        ("nemotron_h", "mamba_hidden_act", json!("gelu"), "mamba_hidden_act"),
+        ("nemotron_h", "use_bias", json!(true), "use_bias"),
+        ("nemotron_h", "use_conv_bias", json!(false), "conv1d.bias"),
+        ("nemotron_h", "n_groups", json!(4), "not a multiple of n_groups = 4"),
+        ("nemotron_h", "mamba_num_heads", json!(3), "in_proj.weight"),
+        ("nemotron_h", "mamba_head_dim", json!(18), "in_proj.weight"),
+        ("nemotron_h", "ssm_state_size", json!(16), "in_proj.weight"),
+        ("nemotron_h", "conv_kernel", json!(3), "conv1d.weight"),
+        ("nemotron_h", "time_step_limit", json!([0.001, {"__float__": "Infinity"}]), "time_step_limit"),
+        ("nemotron_h", "n_routed_experts", json!(7), "gate"),
+        ("nemotron_h", "moe_intermediate_size", json!(16), "experts"),
+        ("nemotron_h", "moe_shared_expert_intermediate_size", json!(24), "shared_experts"),
+        ("nemotron_h", "moe_latent_size", json!(24), "fc1_latent_proj"),
+        ("nemotron_h", "intermediate_size", json!(48), "up_proj"),
+        ("nemotron_h_latent", "moe_latent_size", json!(20), "fc1_latent_proj"),
+        ("nemotron_h_latent", "moe_latent_size", Value::Null, "experts"),
+        ("nemotron_h_dense", "hybrid_override_pattern", json!("M-*-"), "names 4 layers, expected num_hidden_layers = 5"),
+        ("nemotron_h_dense", "hybrid_override_pattern", json!("M-*|M"), "`|`"),
         ("lfm2_moe", "use_expert_bias", json!(false), "use_expert_bias"),
         ("lfm2_moe", "num_dense_layers", json!(2), "layers.1.mlp.gate_proj.weight"),
     ] {
@@ -156,6 +183,22 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
         let error = load(copy.path(), None).expect_err(field).to_string();
         assert!(error.contains(named), "{name}: {field} = {value}: {error}");
     }
+}
+
+/// As Python writes it, and transformers since version 5; limits that hold nothing are none.
+#[test]
+fn infinity_is_read_in_either_form() {
+    let expected = logits(&fixture("nemotron_h"));
+    let copy = copy_of("nemotron_h");
+    let path = copy.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["time_step_limit"], json!([0.0, {"__float__": "Infinity"}]));
+    config["time_step_limit"] = json!(["LIMITS"]);
+    config["name"] = json!("\"to Infinity\\");
+    let text = config.to_string().replace("\"LIMITS\"", "0.0, Infinity");
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(logits(copy.path()), expected);
 }
 
 /// Before `layer_types` was there.

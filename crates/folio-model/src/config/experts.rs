@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{LAYERS_MAX, WIDTH_MAX, unsupported};
+use super::{Feed, LAYERS_MAX, WIDTH_MAX, unsupported};
 use crate::checkpoint::json::Fields;
 use crate::error::Result;
 use crate::family::{Choice, Mixture, Shared};
@@ -29,8 +29,9 @@ pub struct Experts {
     pub sum_eps: f32,
     /// Width of an expert that speaks for every token.
     pub shared: Option<usize>,
-    /// Layers before the first with experts: they have one feed-forward part of this width.
-    pub dense: usize,
+    /// Width of what experts read and write, where it is not that of the residual stream.
+    pub latent: Option<usize>,
+    /// Width of the feed-forward part of layers without experts, if there are such.
     pub dense_width: usize,
 }
 
@@ -44,8 +45,9 @@ impl Experts {
         }
     }
 
-    pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Self> {
+    pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, feeds: &[Feed]) -> Result<Self> {
         let (name, count) = count(fields, mixture)?;
+        let layers = feeds.iter().filter(|feed| **feed == Feed::Experts).count();
         if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
             let problem = format!(
                 "is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}"
@@ -67,16 +69,6 @@ impl Experts {
             let what = "experts chosen without a bias (field `use_expert_bias`)".to_owned();
             return Err(unsupported(fields, what, "experts chosen with one"));
         }
-        let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
-            || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
-        if some_dense {
-            let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
-            return Err(unsupported(fields, what, "a mixture of experts in every layer"));
-        }
-        let dense = match mixture.dense {
-            Some(dense) => leading_dense(fields, dense, layers)?,
-            None => 0,
-        };
         let shared = match mixture.shared {
             Shared::Never => None,
             Shared::Gated(field) => Some(fields.size(field, WIDTH_MAX)?),
@@ -104,10 +96,31 @@ impl Experts {
             },
             sum_eps: mixture.sum_eps,
             shared,
-            dense,
-            dense_width: if dense > 0 { fields.size("intermediate_size", WIDTH_MAX)? } else { 0 },
+            latent: match mixture.latent {
+                Some(field) => fields.integer_opt(field, WIDTH_MAX)?.filter(|width| *width > 0),
+                None => None,
+            },
+            dense_width: match feeds.contains(&Feed::Dense) {
+                true => fields.size("intermediate_size", WIDTH_MAX)?,
+                false => 0,
+            },
         })
     }
+}
+
+/// Which layers have one feed-forward part, and which a mixture of experts.
+pub(super) fn feeds(fields: Fields<'_>, mixture: &Mixture, layers: usize) -> Result<Vec<Feed>> {
+    let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
+        || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
+    if some_dense {
+        let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
+        return Err(unsupported(fields, what, "a mixture of experts in every layer"));
+    }
+    let dense = match mixture.dense {
+        Some(dense) => leading_dense(fields, dense, layers)?,
+        None => 0,
+    };
+    Ok((0..layers).map(|layer| if layer < dense { Feed::Dense } else { Feed::Experts }).collect())
 }
 
 /// The number of experts, and the field that says it: today's name, that of transformers 4 for some families, or a family's own.

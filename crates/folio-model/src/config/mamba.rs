@@ -47,13 +47,17 @@ impl Mamba {
         types: Option<&[LayerType]>,
         layers: usize,
     ) -> Result<Vec<Mixer>> {
-        let is_mamba = |kind: &LayerType| *kind == LayerType::Linear;
-        if types.is_some_and(|types| !types.iter().any(is_mamba)) {
-            return Ok(vec![Mixer::Attention; layers]);
-        }
-        let mamba = Mixer::Mamba(Self::parse(fields, names)?);
-        let of = |kind: &LayerType| if is_mamba(kind) { mamba } else { Mixer::Attention };
-        Ok(types.map_or_else(|| vec![mamba; layers], |types| types.iter().map(of).collect()))
+        let some = types.is_none_or(|types| types.contains(&LayerType::Linear));
+        let mamba = some.then(|| Self::parse(fields, names)).transpose()?;
+        let of = |kind: &LayerType| match (kind, mamba) {
+            (LayerType::Linear, Some(mamba)) => Mixer::Mamba(mamba),
+            (LayerType::Nothing, _) => Mixer::Nothing,
+            _ => Mixer::Attention,
+        };
+        Ok(match types {
+            Some(types) => types.iter().map(of).collect(),
+            None => vec![of(&LayerType::Linear); layers],
+        })
     }
 
     fn parse(fields: Fields<'_>, names: &MambaFields) -> Result<Self> {
@@ -62,6 +66,10 @@ impl Mamba {
                 let what = format!("Mamba-2 layers with `{field}` = {}", !served);
                 return Err(unsupported(fields, what, &format!("{served}")));
             }
+        }
+        if let Some(other) = fields.text("mamba_hidden_act")?.filter(|name| *name != "silu") {
+            let other: String = other.chars().take(60).collect();
+            return Err(unsupported(fields, format!("activation `{other}` (field `mamba_hidden_act`)"), "silu"));
         }
         refuse_limits(fields)?;
         let size = |(name, absent), most| Ok::<_, ModelError>(fields.size_opt(name, most)?.unwrap_or(absent));

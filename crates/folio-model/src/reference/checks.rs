@@ -127,9 +127,9 @@ impl ReferenceBackend {
                         && self.width(x.0) == self.length(weight)
                         && self.width(out.0) == self.length(weight)
                 }
-                Op::GatedLinear { x, weight, bias, out, .. } => {
+                Op::GatedLinear { x, weight, bias, activation, out } => {
                     self.cols(weight) == self.width(x.0)
-                        && self.rows(weight) == self.width(out.0).map(|width| 2 * width)
+                        && self.rows(weight) == self.width(out.0).map(|width| activation.inputs() * width)
                         && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
                 Op::Experts { x, logits, spec, out, .. } => {
@@ -248,7 +248,7 @@ impl ReferenceBackend {
             && spec.inner > 0
             && self.width(logits.0) == Some(spec.count)
             && self.cols(spec.gate_up) == self.width(x.0)
-            && self.rows(spec.gate_up) == rows(spec.inner.checked_mul(2))
+            && self.rows(spec.gate_up) == rows(spec.inner.checked_mul(spec.activation.inputs()))
             && self.cols(spec.down) == Some(spec.inner)
             && self.rows(spec.down) == rows(self.width(out.0))
             && fits(spec.gate_up_bias, spec.gate_up)

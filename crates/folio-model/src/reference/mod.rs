@@ -120,7 +120,11 @@ impl ReferenceBackend {
                 let rows =
                     self.buffers[x.0 as usize].chunks(matrix.cols).enumerate().flat_map(|(at, row)| {
                         let both = adapted(batch, at, weight, row, linear(matrix, bias, row));
-                        let (gate, up) = both.split_at(matrix.rows / 2);
+                        // Without a gate a value gates itself.
+                        let (gate, up) = match activation.inputs() {
+                            1 => (&both[..], &both[..]),
+                            _ => both.split_at(matrix.rows / 2),
+                        };
                         gate.iter()
                             .zip(up)
                             .map(|(gate, up)| gated(activation, *gate, *up))
@@ -475,6 +479,7 @@ fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)) as f32
         }
+        Activation::ReluSquared => (gate.max(0.0) * up) as f32,
     }
 }
 

@@ -168,7 +168,7 @@ impl Weights {
         // Said before its weights are read, not after.
         let mixers = &checkpoint.config().mixers;
         let only_here = mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Attention => None,
+            Mixer::Attention | Mixer::Nothing => None,
             Mixer::Latent(_) => Some("latent attention is"),
             Mixer::Delta(_) => Some("layers that keep a state (gated delta nets) are"),
             Mixer::Mamba(_) => Some("layers that keep a state (Mamba-2) are"),

@@ -77,6 +77,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         ..LLAMA
     },
     Architecture { name: "granitehybrid", model_type: "granitemoehybrid", ..LLAMA },
+    plain("nemotron_h", "nemotron_h"),
+    plain("nemotron_h_moe", "nemotron_h"),
     Architecture { name: "cohere2", model_type: "cohere2", ..LLAMA },
     plain("hunyuan-dense", "hunyuan_v1_dense"),
     plain("hunyuan-moe", "hunyuan_v1_moe"),
@@ -112,14 +114,14 @@ impl Architecture {
 }
 
 /// Keys (after the architecture's name) of a mixture of experts, which mean another decoder unless they have one of these values.
-const NEUTRAL_EXPERTS: &[(&str, &[f64])] =
-    &[("interleave_moe_layer_step", &[0.0, 1.0]), ("moe_latent_size", &[0.0])];
+const NEUTRAL_EXPERTS: &[(&str, &[f64])] = &[("interleave_moe_layer_step", &[0.0, 1.0])];
 
 /// The same of families whose row has nothing of this kind.
 const NEUTRAL_SHARED: &[(&str, &[f64])] =
     &[("expert_shared_count", &[0.0]), ("expert_shared_feed_forward_length", &[0.0])];
 const NEUTRAL_GROUPS: &[(&str, &[f64])] = &[("expert_group_count", &[0.0, 1.0])];
 const NEUTRAL_SCALE: &[(&str, &[f64])] = &[("expert_weights_scale", &[0.0, 1.0])];
+const NEUTRAL_LATENT: &[(&str, &[f64])] = &[("moe_latent_size", &[0.0])];
 const NEUTRAL_DENSE: &[(&str, &[f64])] = &[("leading_dense_block_count", &[0.0])];
 /// Softmax over all logits, or over those of the chosen.
 const BY_LOGITS: &[(&str, &[f64])] = &[("expert_gating_func", &[0.0, 1.0, 3.0])];
@@ -135,6 +137,7 @@ pub fn neutral_of(mixture: &Mixture) -> Vec<(&'static str, &'static [f64])> {
         (mixture.shared != Shared::Never, NEUTRAL_SHARED),
         (grouped, NEUTRAL_GROUPS),
         (mixture.scale.is_some(), NEUTRAL_SCALE),
+        (mixture.latent.is_some(), NEUTRAL_LATENT),
         (mixture.dense.is_some(), NEUTRAL_DENSE),
     ] {
         neutral.extend(keys.iter().filter(|_| !has));
@@ -231,6 +234,10 @@ impl Reader<'_> {
             map.insert(field.into(), map["intermediate_size"].clone());
             return Ok(());
         }
+        let is_moe = |types: &Json| types.as_array().is_some_and(|types| types.contains(&json!("moe")));
+        if map.get("layers_block_type").is_some_and(|types| !is_moe(types)) {
+            return Ok(());
+        }
         map.insert("num_local_experts".into(), json!(needed("expert_count")?));
         map.insert("num_experts_per_tok".into(), json!(needed("expert_used_count")?));
         if let Some(inner) = self.integer("expert_feed_forward_length")? {
@@ -239,6 +246,9 @@ impl Reader<'_> {
         if let Some((field, _)) = mixture.normalized {
             let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?;
             map.insert(field.into(), json!(normalized.unwrap_or(self.architecture.weights_normalized)));
+        }
+        if let Some(field) = mixture.latent {
+            map.insert(field.into(), json!(self.integer("moe_latent_size")?));
         }
         if mixture.scale.is_some() {
             let scale = self.number("expert_weights_scale")?.filter(|scale| *scale != 0.0);
@@ -274,7 +284,7 @@ impl Reader<'_> {
 
     /// Layers without heads of K and V are short convolutions.
     fn short_conv(&self, map: &mut Map<String, Json>) -> Result<()> {
-        let heads = self.kv_heads_of_layers()?;
+        let heads = self.numbers_of_layers("attention.head_count_kv")?;
         let types = heads.iter().map(|heads| if *heads == 0.0 { "conv" } else { "full_attention" });
         map.insert("layer_types".into(), types.collect());
         let taps = self.integer("shortconv.l_cache")?.ok_or_else(|| self.missing("shortconv.l_cache"))?;
@@ -319,9 +329,9 @@ impl Reader<'_> {
             let problem = format!("is {values}, not a multiple of ssm.time_step_rank = {heads}");
             return Err(self.metadata.problem(&self.key("ssm.inner_size"), problem));
         }
-        let types = self.kv_heads_of_layers()?;
-        let first = types.iter().position(|heads| *heads == 0.0);
-        let biased = (self.find)(&format!("blk.{}.ssm_conv1d.bias", first.unwrap_or(0))).is_some();
+        let types = self.numbers_of_layers("attention.head_count_kv")?;
+        let biased = |layer| (self.find)(&format!("blk.{layer}.ssm_conv1d.bias")).is_some();
+        let biased = (0..types.len()).any(biased);
         map.insert(names.bias.into(), json!(biased));
         for (field, value) in [
             (names.heads.0, heads),
@@ -332,8 +342,21 @@ impl Reader<'_> {
         ] {
             map.insert(field.into(), json!(value));
         }
-        let types = types.iter().map(|heads| if *heads == 0.0 { "mamba" } else { "attention" });
-        map.insert("layer_types".into(), types.collect());
+        let layers = map["num_hidden_layers"].as_u64().unwrap_or(0) as usize;
+        let types = types.iter().take(layers).map(|heads| if *heads == 0.0 { "mamba" } else { "attention" });
+        if !self.architecture.family().single {
+            map.insert("layer_types".into(), types.collect());
+            return Ok(());
+        }
+        // Layers with a width that feeds forward do nothing else.
+        let widths = self.numbers_of_layers("feed_forward_length")?;
+        let routed = |layer| (self.find)(&format!("blk.{layer}.ffn_gate_inp.weight")).is_some();
+        let part = |(layer, (kind, width)): (usize, (&'static str, &f64))| match kind {
+            "mamba" if *width > 0.0 && routed(layer) => "moe",
+            "mamba" if *width > 0.0 => "mlp",
+            kind => kind,
+        };
+        map.insert("layers_block_type".into(), types.zip(&widths).enumerate().map(part).collect());
         Ok(())
     }
 

@@ -193,8 +193,15 @@ impl Reader<'_> {
         let mut map = Map::new();
         map.insert("model_type".into(), json!(self.architecture.model_type));
         for (field, suffix) in INTEGERS {
-            let value = self.integer(suffix)?.ok_or_else(|| self.missing(suffix))?;
-            map.insert((*field).into(), json!(value));
+            let value = match *suffix {
+                // That of those layers that feed forward.
+                "feed_forward_length" if self.architecture.family().single => {
+                    let widths = self.numbers_of_layers(suffix)?;
+                    Some(widths.into_iter().fold(0.0, f64::max) as u64)
+                }
+                _ => self.integer(suffix)?,
+            };
+            map.insert((*field).into(), json!(value.ok_or_else(|| self.missing(suffix))?));
         }
         // Layers that propose drafts are counted there, and lie behind the others.
         let drafting = self.integer("nextn_predict_layers")?.unwrap_or(0);
@@ -210,7 +217,7 @@ impl Reader<'_> {
         let kv_heads = match family {
             family if family.latent => heads,
             family if family.short_conv || family.mamba.is_some() => {
-                let heads = self.kv_heads_of_layers()?;
+                let heads = self.numbers_of_layers("attention.head_count_kv")?;
                 let mut some = heads.iter().filter(|heads| **heads != 0.0);
                 let first = some.next().copied();
                 if some.any(|heads| Some(*heads) != first) {
@@ -285,6 +292,13 @@ impl Reader<'_> {
             ("mamba_n_groups", "ssm.group_count"),
             ("mamba_d_state", "ssm.state_size"),
             ("mamba_d_conv", "ssm.conv_kernel"),
+            ("mamba_num_heads", "ssm.time_step_rank"),
+            ("mamba_head_dim", "ssm.inner_size"),
+            ("n_groups", "ssm.group_count"),
+            ("ssm_state_size", "ssm.state_size"),
+            ("conv_kernel", "ssm.conv_kernel"),
+            ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+            ("moe_latent_size", "moe_latent_size"),
             ("shared_intermediate_size", "expert_shared_feed_forward_length"),
             ("linear_num_key_heads", "ssm.group_count"),
             ("linear_num_value_heads", "ssm.time_step_rank"),
@@ -315,8 +329,8 @@ impl Reader<'_> {
     }
 
     /// One number per layer.
-    pub(super) fn kv_heads_of_layers(&self) -> Result<Vec<f64>> {
-        let (suffix, blocks) = ("attention.head_count_kv", self.integer("block_count")?.unwrap_or(0));
+    pub(super) fn numbers_of_layers(&self, suffix: &str) -> Result<Vec<f64>> {
+        let blocks = self.integer("block_count")?.unwrap_or(0);
         let list = self.metadata.numbers(&self.key(suffix))?.ok_or_else(|| self.missing(suffix))?;
         if list.len() as u64 != blocks {
             let problem = format!("has {} entries for {blocks} layers", list.len());
@@ -450,7 +464,7 @@ impl Reader<'_> {
                 // Files of before April 2025 have them together.
                 Mixer::Latent(latent) => latent.apart = !has("blk.0.attn_kv_b.weight"),
                 Mixer::Delta(net) => net.tiled = self.architecture.tiled,
-                Mixer::Attention | Mixer::Conv(_) | Mixer::Mamba(_) => {}
+                Mixer::Attention | Mixer::Conv(_) | Mixer::Mamba(_) | Mixer::Nothing => {}
             }
         }
         Ok(())

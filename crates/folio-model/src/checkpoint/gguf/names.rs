@@ -188,6 +188,8 @@ impl Names {
             "ffn_up" if self.fused => "mlp.gate_up_proj",
             "ffn_up" => "mlp.up_proj",
             "ffn_down" => "mlp.down_proj",
+            "ffn_latent_down" => "mlp.fc1_latent_proj",
+            "ffn_latent_up" => "mlp.fc2_latent_proj",
             other => match (self.router, other) {
                 (Some(router), "ffn_gate_inp") => router,
                 (Some(_), "ffn_gate_exps") => "mlp.experts.gate_proj",

@@ -68,7 +68,7 @@ pub fn stored(checkpoint: &Checkpoint, weight: &WeightSpec) -> Option<Vec<Stored
     let (net, mamba) = match config.mixers[layer.parse::<usize>().ok()?] {
         Mixer::Delta(net) => (Some(net), None),
         Mixer::Mamba(mamba) => (None, Some(mamba)),
-        Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) => (None, None),
+        Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::Nothing => (None, None),
     };
     let tiles = net.as_ref().filter(|_| config.family.model_type != "qwen3_next");
     let cols = *first.shape.last()?;
