@@ -63,6 +63,10 @@ from transformers import (
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
+    Llama4Config,
+    Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -163,6 +167,12 @@ def nemotron(pattern, **changes):
                                                         tie_word_embeddings=False), **changes})
     settings.pop("num_hidden_layers")
     return settings
+
+
+def llama4(**changes):
+    """Scores that grow from position to position on layers without a rotation."""
+    return base(**{**dict(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=20, intermediate_size_mlp=56,
+                          num_experts_per_tok=1, floor_scale=6, attn_scale=0.2, tie_word_embeddings=False), **changes})
 
 
 MIXTURE = dict(moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=2)
@@ -427,6 +437,21 @@ FAMILIES = {
     "nemotron_h_dense": (NemotronHConfig, NemotronHForCausalLM, nemotron("M-*-M", n_groups=1, mamba_num_heads=5, mamba_head_dim=18),
                          torch.float16, dict(margin=SMALL_MARGIN, drop=["layers_block_type", "layer_types", "n_routed_experts"],
                                              extra=dict(hybrid_override_pattern="M-*-M", num_hidden_layers=5))),
+    # As Scout: experts in every layer. Chunks that are no whole steps of anything.
+    "llama4_text": (Llama4TextConfig, Llama4ForCausalLM,
+                    llama4(num_hidden_layers=4, num_local_experts=6, attention_chunk_size=11,
+                           rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+                                                high_freq_factor=4.0, original_max_position_embeddings=32)),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(60, None)])),
+    # As Maverick: experts in every other layer, no norm of q and k.
+    "llama4": (Llama4Config, Llama4ForConditionalGeneration,
+               dict(text_config=dict(model_type="llama4_text",
+                                     **llama4(num_hidden_layers=4, num_local_experts=5, attention_chunk_size=32,
+                                              interleave_moe_layer_step=2, use_qk_norm=False)),
+                    vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8,
+                                       patch_size=4, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16,
+                                       pixel_shuffle_ratio=0.5)),
+               torch.bfloat16, dict(margin=SMALL_MARGIN)),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM,
                    base(num_key_value_heads=2, hidden_size=32, head_dim=12, intermediate_size=20, num_local_experts=8,
                         num_experts_per_tok=3, rms_norm_eps=1e-6, rotary_dim=6, rope_theta=5000000.0, tie_word_embeddings=False),
@@ -670,7 +695,9 @@ def add_hidden(folder):
                 module.embed_scale.copy_(module.embed_scale.to(dtype).to(torch.float32))
     for case, entry in enumerate(expected["cases"]):
         with torch.no_grad():
-            inner = model.model.language_model if nested else model.model
+            # Llama 4 has a whole model of its text.
+            whole = nested and not hasattr(model, "model")
+            inner = model.language_model.model if whole else model.model.language_model if nested else model.model
             rows = inner(torch.tensor([entry["prompt"]]), use_cache=False).last_hidden_state[0].to(torch.float64)
         pooled = torch.stack([rows[-1], rows.mean(0)])
         tensors[f"hidden.{case}"] = torch.nn.functional.normalize(pooled, dim=-1).to(torch.float32).contiguous()
@@ -680,6 +707,8 @@ def add_hidden(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # Llama 4 without an image looks for it (transformers 5.24).
+    transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
     if sys.argv[1:2] == ["--hidden"]:
         for name in sys.argv[2:] or sorted(folder.name for folder in ROOT.iterdir()):
             add_hidden(ROOT / name)

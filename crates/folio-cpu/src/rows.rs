@@ -97,6 +97,36 @@ impl Task for NormPart<'_> {
     }
 }
 
+/// `out = x * sigmoid(l)` of the largest logit.
+pub(crate) struct TopGate {
+    pub(crate) x: *const f32,
+    pub(crate) width: usize,
+    pub(crate) logits: *const f32,
+    pub(crate) count: usize,
+    pub(crate) out: *mut f32,
+}
+
+impl Task for TopGate {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, width, logits, count, out } = self;
+        // SAFETY: who makes the task promises `count` logits, and `width` values of either row, the latter its own.
+        unsafe {
+            let logits = std::slice::from_raw_parts(logits, count);
+            let top =
+                logits.iter().fold(f32::NEG_INFINITY, |top, logit| if *logit > top { *logit } else { top });
+            let one = S::splat(1.0);
+            let by = S::div(one, S::add(one, exp::<S>(S::splat(-top))));
+            for i in (0..width).step_by(LANES) {
+                let n = LANES.min(width - i);
+                S::store_part(out.add(i), n, S::mul(S::load_part(x.add(i), n), by));
+            }
+        }
+    }
+}
+
 /// `out = x - mean(x)`; `out` may be `x`.
 pub(crate) struct Center {
     pub(crate) x: *const f32,

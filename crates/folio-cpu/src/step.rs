@@ -23,7 +23,7 @@ use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Split, Worker};
 use crate::recurrent::SiluTimes;
-use crate::rows::{Center, Multiply, NormPart, RmsNorm, Softcap, XIelu, rotary_table, rotate};
+use crate::rows::{Center, Multiply, NormPart, RmsNorm, Softcap, TopGate, XIelu, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
 use crate::stages::{Product, Stage};
 
@@ -225,6 +225,19 @@ impl Step<'_> {
                     dispatch(self.isa, NormPart { x: part, weight: &weight[at..at + width], eps });
                 }
             }
+            Op::TopGate { x, logits, out } => {
+                let (x, logits, out) = (self.buf(x), self.buf(logits), self.buf(out));
+                for row in worker.share(self.rows(), 1) {
+                    let task = TopGate {
+                        x: x.row(row),
+                        width: x.width,
+                        logits: logits.row(row),
+                        count: logits.width,
+                        out: out.row(row),
+                    };
+                    dispatch(self.isa, task);
+                }
+            }
             Op::StateSpace { xbc, steps, spec, out } => {
                 let rows = [xbc, steps, out].map(|buf| self.buf(buf));
                 self.state_space(rows, &self.program.state_spaces[spec], &claims[0]);
@@ -366,6 +379,10 @@ impl Step<'_> {
             normalize(spec.norm_last);
         }
         if head < spec.heads {
+            if let Some(temper) = spec.temper {
+                let by = temper.at(self.places[row].position as usize);
+                values.iter_mut().for_each(|value| *value *= by);
+            }
             return;
         }
         let RowPlace { position, slot, .. } = self.places[row];
@@ -380,7 +397,7 @@ impl Step<'_> {
     }
 
     fn attention(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec, out: Rows, claims: &[Claims]) {
-        let window = Window::of(spec.window);
+        let window = Window::of(spec.window, spec.chunked);
         let attend = Attend {
             isa: self.isa,
             shape: self.shape,

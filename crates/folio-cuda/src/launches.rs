@@ -304,6 +304,7 @@ impl Launches<'_> {
             | Op::Multiply { .. }
             | Op::StateSpace { .. }
             | Op::SiluGate { .. }
+            | Op::TopGate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the decision and the sizes. Must never: launch. A plane that nobody reads is not allocated.
 
-use folio_model::program::{Activation, Buf, ExpertsSpec, MatrixId, Op, Program};
+use folio_model::program::{Activation, AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program};
 
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::planes::Planes;
@@ -50,6 +50,7 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             | Op::Multiply { .. }
             | Op::StateSpace { .. }
             | Op::SiluGate { .. }
+            | Op::TopGate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }
@@ -77,6 +78,7 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
             Some("gated attention and shared experts")
         }
         Op::Center { .. } => Some("layer norms"),
+        Op::TopGate { .. } => Some("experts whose weight multiplies what they read"),
         Op::NormPart { .. } => Some("norms of all of q and of all of k"),
         Op::XIelu { .. } => Some("xIELU activations"),
         Op::GatedLinear { activation: Activation::ReluSquared, .. } => Some(UNGATED),
@@ -95,8 +97,12 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
     } else if program.experts.iter().any(|spec| spec.activation.inputs() == 1) {
         Some(UNGATED)
     } else {
-        let last = program.attention.iter().any(|spec| spec.norm_last);
-        program.body.iter().find_map(no_kernel).or(last.then_some("norms of q and k behind the rotation"))
+        let attends = |what: fn(&AttentionSpec) -> bool| program.attention.iter().any(what);
+        let chunked = attends(|spec| spec.chunked || spec.temper.is_some());
+        let last = attends(|spec| spec.norm_last);
+        let other = chunked.then_some("attention in chunks of positions, or tempered by them");
+        let other = other.or(last.then_some("norms of q and k behind the rotation"));
+        program.body.iter().find_map(no_kernel).or(other)
     };
     if let Some(what) = unknown {
         return Some(format!(

@@ -174,6 +174,12 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 }
                 same("the factor's width", self.width(other)?, self.width(x)?)
             }
+            Op::TopGate { x, logits, out } => {
+                if self.width(logits)? == 0 || out == logits {
+                    return Err("logits are missing, or are where the output goes".to_owned());
+                }
+                same("the output's width", self.width(out)?, self.width(x)?)
+            }
             Op::Center { x, out } => same("the output's width", self.width(out)?, self.width(x)?),
             Op::NormPart { x, first, weight, parts, .. } => {
                 let (width, part) = (self.width(x)?, self.loaded.vector(weight).unwrap_or(0));
@@ -357,7 +363,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             if let Some(sinks) = spec.sinks {
                 self.vector(sinks, spec.heads)?;
             }
-            if spec.window == Some(0) {
+            if spec.window == Some(0) || spec.temper.is_some_and(|temper| temper.every == 0) {
                 return Err("a window of no tokens".to_owned());
             }
         }

@@ -24,7 +24,7 @@ use crate::family::{
     Bias, FAMILIES, Family, Gate, KvHeadsDefault, LocalRope, QkNorm, Rotated, Softcaps, Window,
     supported_list,
 };
-use crate::program::{Activation, ConvolutionSpec, DeltaSpec};
+use crate::program::{Activation, ConvolutionSpec, DeltaSpec, Temper};
 use crate::rope::{RopeConfig, RopePart};
 
 const WIDTH_MAX: usize = 1 << 20;
@@ -69,6 +69,10 @@ pub struct Config {
     pub local_rope: Option<RopeConfig>,
     /// One entry per layer: how many positions, its own among them, a token attends to. `None`: all before it.
     pub windows: Vec<Option<usize>>,
+    /// Windows begin where a run of as many positions does.
+    pub chunked: bool,
+    /// What queries of layers that do not rotate are multiplied by.
+    pub temper: Option<Temper>,
     /// Multiplies q.k.
     pub attention_scale: f64,
     /// `cap * tanh(x / cap)` of what q.k is scaled to.
@@ -238,9 +242,7 @@ impl Config {
                 (None, None) if family.adjusted_width => short_conv::adjusted_width(fields)?,
                 (None, None) => fields.size("intermediate_size", WIDTH_MAX)?,
             },
-            experts: mixture
-                .map(|mixture| Experts::parse(fields, &mixture, hidden, &feeds))
-                .transpose()?,
+            experts: mixture.map(|mixture| Experts::parse(fields, &mixture, hidden, &feeds)).transpose()?,
             feeds,
             layers,
             heads,
@@ -260,9 +262,18 @@ impl Config {
             qk_norm: match family.qk_norm {
                 QkNorm::Stated(name) if fields.flag(name)?.unwrap_or(false) => QkNorm::Heads,
                 QkNorm::Stated(_) => QkNorm::Never,
+                QkNorm::Unweighted(name) if !fields.flag(name)?.unwrap_or(true) => QkNorm::Never,
                 stated => stated,
             },
             windows,
+            chunked: matches!(family.window, Window::Chunked { .. }),
+            temper: match family.tempered && fields.flag("attn_temperature_tuning")?.unwrap_or(true) {
+                true => Some(Temper {
+                    scale: fields.positive_opt("attn_scale")?.unwrap_or(0.1),
+                    every: fields.size_opt("floor_scale", POSITION_MAX)?.unwrap_or(8192) as u32,
+                }),
+                false => None,
+            },
             mixers: match latent {
                 Some(latent) => vec![Mixer::Latent(latent); layers],
                 None => mixers(fields, family, types.as_deref(), layers)?,
@@ -572,8 +583,17 @@ fn windows(
 ) -> Result<Vec<Option<usize>>> {
     let layers = rotated.len();
     let stated = fields.size_opt("sliding_window", POSITION_MAX)?;
+    if let Window::Chunked { absent } = family.window {
+        let size = fields.size_opt("attention_chunk_size", POSITION_MAX)?.unwrap_or(absent);
+        let size = Some(size).filter(|_| !fields.is_null("attention_chunk_size"));
+        let chunked = (0..layers).map(|layer| match types {
+            Some(types) => types[layer] == LayerType::Sliding,
+            None => rotated[layer],
+        });
+        return Ok(chunked.map(|chunked| size.filter(|_| chunked)).collect());
+    }
     let window = match family.window {
-        Window::Never => None,
+        Window::Never | Window::Chunked { .. } => None,
         Window::Field { .. } | Window::Pattern { .. } if fields.is_null("sliding_window") => None,
         Window::Field { absent } => stated.or(absent),
         Window::Pattern { absent, .. } => stated.or(Some(absent)),
@@ -600,7 +620,7 @@ fn windows(
             (1..=layers).map(|layer| !layer.is_multiple_of(every)).collect()
         }
         // No window, then, or one for all.
-        (None, Window::Never | Window::Field { .. } | Window::SwitchedForAll) => {
+        (None, Window::Never | Window::Chunked { .. } | Window::Field { .. } | Window::SwitchedForAll) => {
             vec![window.is_some(); layers]
         }
     };
@@ -629,7 +649,12 @@ fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Opt
     for value in list {
         types.push(match value.as_str() {
             Some("full_attention") => LayerType::Full,
-            Some("sliding_attention") => LayerType::Sliding,
+            Some("chunked_attention") if matches!(family.window, Window::Chunked { .. }) => {
+                LayerType::Sliding
+            }
+            Some("sliding_attention") if !matches!(family.window, Window::Chunked { .. }) => {
+                LayerType::Sliding
+            }
             Some("linear_attention") if family.delta.is_some() => LayerType::Linear,
             Some("conv") if family.short_conv => LayerType::Conv,
             Some("mamba" | "linear_attention") if family.mamba.is_some() => LayerType::Linear,
@@ -639,6 +664,9 @@ fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Opt
                 let supported = match family.delta {
                     None if family.short_conv => "full_attention, conv",
                     None if family.mamba.is_some() => "attention, mamba",
+                    None if matches!(family.window, Window::Chunked { .. }) => {
+                        "full_attention, chunked_attention"
+                    }
                     None => "full_attention, sliding_attention",
                     Some(_) => "full_attention, linear_attention",
                 };

@@ -50,6 +50,9 @@ pub enum QkNorm {
     Rotated,
     /// Those of all heads, before the rotation.
     Rows,
+    /// Those of a head of layers that rotate, behind the rotation and without a weight, where the named boolean of config.json, true when
+    /// absent, says so.
+    Unweighted(&'static str),
 }
 
 /// A rotary embedding that layers with a window have for themselves.
@@ -94,6 +97,8 @@ pub enum Window {
     Switched,
     /// Likewise, and then on all layers, whatever `max_window_layers` says.
     SwitchedForAll,
+    /// `attention_chunk_size`, unless null, on layers that rotate: it begins where a run of as many positions does.
+    Chunked { absent: usize },
     /// `sliding_window`, unless null, on all layers but every `every`-th (or every `sliding_window_pattern`-th).
     Pattern { absent: usize, every: usize },
 }
@@ -140,6 +145,10 @@ pub struct Mixture {
     pub latent: Option<&'static str>,
     /// The field with the number of layers before the first that has experts, and its default; `None`: every layer has.
     pub dense: Option<(&'static str, usize)>,
+    /// The field with the width of layers without.
+    pub dense_inner: &'static str,
+    /// Those that `moe_layers` lists have experts, or every `interleave_moe_layer_step`-th.
+    pub interleaved: bool,
 }
 
 /// What experts are chosen by.
@@ -155,6 +164,8 @@ pub enum Choice {
     },
     /// Shares of all experts and a bias.
     BiasedShares,
+    /// The one of the largest logit, whose sigmoid multiplies what the expert reads.
+    Top,
 }
 
 /// The expert that speaks for every token.
@@ -183,6 +194,8 @@ pub enum ExpertTensors {
     Each,
     /// All in one tensor, of each its gates and then what they gate.
     Halves,
+    /// Likewise, with columns before rows (`checkpoint/experts`).
+    TurnedHalves,
 }
 
 /// How the projections of a gated delta net lie in safetensors files.
@@ -265,6 +278,8 @@ pub struct Family {
     pub window: Window,
     /// A logit per query head that attends to nothing.
     pub sinks: bool,
+    /// Queries of layers that do not rotate are multiplied by what grows with the position, unless `attn_temperature_tuning` is false.
+    pub tempered: bool,
     pub gate: Gate,
     /// Instead of one feed-forward part in every layer.
     pub mixture: Option<Mixture>,

@@ -89,6 +89,10 @@ pub struct AttentionSpec {
     pub softcap: Option<f32>,
     /// A row at position `p` attends to positions `p - window + 1 ..= p` only.
     pub window: Option<u32>,
+    /// And not to those before `p - p % window` (Llama 4).
+    pub chunked: bool,
+    /// What q is multiplied by, where it is not the same at all positions.
+    pub temper: Option<Temper>,
     /// A logit per query head that takes part in the softmax and attends to nothing (gpt-oss).
     pub sinks: Option<VectorId>,
     /// Absent on NoPE layers.
@@ -104,7 +108,26 @@ pub struct AttentionSpec {
 impl AttentionSpec {
     /// First position that a row at `position` attends to.
     pub fn first_position(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+        match self.window.map(|window| window as usize) {
+            None => 0,
+            Some(window) if self.chunked => position - position % window,
+            Some(window) => (position + 1).saturating_sub(window),
+        }
+    }
+}
+
+/// `1 + scale * ln(1 + floor((position + 1) / every))` (Llama 4; Nakanishi, arXiv:2501.19399).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temper {
+    pub scale: f64,
+    pub every: u32,
+}
+
+impl Temper {
+    /// Computed in f64 and rounded once.
+    pub fn at(self, position: usize) -> f32 {
+        let steps = (position + 1) / self.every as usize;
+        (1.0 + self.scale * (steps as f64).ln_1p()) as f32
     }
 }
 
@@ -405,6 +428,8 @@ pub enum Op {
     StateSpace { xbc: Buf, steps: Buf, spec: usize, out: Buf },
     /// `x *= silu(gate)`, value by value.
     SiluGate { x: Buf, gate: Buf },
+    /// `out = x * sigmoid(l)` of the largest of the logits, of rows that one expert speaks for (Llama 4).
+    TopGate { x: Buf, logits: Buf, out: Buf },
     /// `x *= by`, value by value.
     Multiply { x: Buf, by: Buf },
     /// `out = x - mean(x)`; `out` may be `x`.
@@ -475,6 +500,7 @@ impl Op {
             Op::SiluGate { x, gate } => [Some(x), Some(gate), None],
             Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
             Op::Multiply { x, by } => [Some(x), Some(by), None],
+            Op::TopGate { x, logits, .. } => [Some(x), Some(logits), None],
             Op::Center { x, .. } | Op::NormPart { x, .. } | Op::XIelu { x, .. } => [Some(x), None, None],
             Op::HeadLinear { x, .. } => [Some(x), None, None],
             Op::WriteLatent { q, latent, queries, .. } => [Some(q), Some(latent), Some(queries)],
@@ -494,6 +520,7 @@ impl Op {
             | Op::AddRmsNorm { out, .. }
             | Op::Experts { out, .. }
             | Op::Center { out, .. }
+            | Op::TopGate { out, .. }
             | Op::StateSpace { out, .. }
             | Op::DeltaRule { out, .. }
             | Op::HeadLinear { out, .. }

@@ -77,6 +77,8 @@ pub const FIXTURES: &[&str] = &[
     "nemotron_h",
     "nemotron_h_latent",
     "nemotron_h_dense",
+    "llama4_text",
+    "llama4",
 ];
 
 /// Those of them that keep states: not every device computes them.
@@ -106,6 +108,8 @@ pub const CPU_ONLY: &[(&str, &str)] = &[
     ("hunyuan_v1_moe", "norms of q and k behind the rotation"),
     ("cohere2", "layer norms"),
     ("apertus", "xIELU activations"),
+    ("llama4_text", "experts whose weight multiplies what they read"),
+    ("llama4", "experts whose weight multiplies what they read"),
 ];
 
 /// Those with latent attention: likewise.

@@ -96,6 +96,8 @@ pub enum Made {
     /// A matrix of which so many rows at a time, `[rows, columns]`, become `[columns, rows]`, in a type that holds each value as it is
     /// decoded.
     Transposed { rows: usize },
+    /// So many ones, of no tensor.
+    Ones { count: usize },
 }
 
 impl Made {
@@ -484,6 +486,10 @@ impl LayerNames<'_> {
             QkNorm::Never | QkNorm::Stated(_) => None,
             QkNorm::Heads | QkNorm::Rotated => Some(self.norm(name, "self_attn.", dim)),
             QkNorm::Rows => Some(self.norm(name, "self_attn.", all)),
+            QkNorm::Unweighted(_) if config.rotated[self.index] => {
+                Some(WeightSpec { made: Made::Ones { count: dim }, ..self.stack(name, Vec::new()) })
+            }
+            QkNorm::Unweighted(_) => None,
         };
         // Each head's queries, and behind them its gate.
         let gated = |rows| TensorSpec { rows, ..self.tensor("self_attn.q_proj.weight", &[2 * q, hidden]) };
@@ -680,9 +686,10 @@ impl LayerNames<'_> {
         let of_shared = |part: &str, rows, cols| self.tensor(&format!("{name}{part}.weight"), &[rows, cols]);
         // What speaks for every token elsewhere speaks alone.
         let alone = mixture.is_none()
-            && config.family.mixture.is_some_and(|mixture| {
-                mixture.optional && matches!(mixture.shared, Shared::Halves(_))
-            });
+            && config
+                .family
+                .mixture
+                .is_some_and(|mixture| mixture.optional && matches!(mixture.shared, Shared::Halves(_)));
         FeedForward {
             router: router_spec("router_weight", "weight", &[count, hidden]),
             router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
@@ -695,7 +702,8 @@ impl LayerNames<'_> {
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
             experts_in: latent
                 .map(|latent| self.one("experts_in", "mlp.fc1_latent_proj.weight", &[latent, hidden])),
-            experts_out: latent.map(|latent| self.one("experts_out", "mlp.fc2_latent_proj.weight", &[hidden, latent])),
+            experts_out: latent
+                .map(|latent| self.one("experts_out", "mlp.fc2_latent_proj.weight", &[hidden, latent])),
             xielu: (config.family.gate == Gate::XIelu).then(|| {
                 let part = |name: &str, shape: &[usize]| self.tensor(&format!("mlp.act_fn.{name}"), shape);
                 let parts =

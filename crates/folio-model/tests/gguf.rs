@@ -76,6 +76,13 @@ fn expressible(name: &str) -> tempfile::TempDir {
     match name {
         "gemma2" | "gemma3_text" => config["query_pre_attn_scalar"] = 16.into(),
         "gpt_oss" => config["swiglu_limit"] = 7.into(),
+        "llama4_text" => (config["attention_chunk_size"], config["floor_scale"]) = (8192.into(), 8192.into()),
+        "llama4" => {
+            let text = &mut config["text_config"];
+            // Of a model with 128 experts a file means that q and k have no norms.
+            (text["attention_chunk_size"], text["floor_scale"]) = (8192.into(), 8192.into());
+            text["use_qk_norm"] = true.into();
+        }
         _ => {}
     }
     std::fs::write(path, config.to_string()).unwrap();
@@ -159,6 +166,9 @@ fn architectures_imply_what_no_key_says() {
     let local = config("gemma3", 7, &|w| w.f32("gemma3.rope.freq_base_swa", 20_000.0)).unwrap();
     assert_eq!(local.local_rope.map(|rope| rope.theta), Some(20_000.0));
     assert_eq!(scale(&config("gemma3", 62, &|w| w).unwrap()), 24.0, "of 27B");
+
+    let turned = |w: Writer| w.flag("granite.rope.scaling.finetuned", false);
+    assert!(config("granite", 2, &turned).unwrap_err().contains("granite.rope.scaling.finetuned"));
 
     let oss = |writer: Writer| {
         writer

@@ -8,7 +8,8 @@ use crate::error::Result;
 
 /// What mixes positions in each layer, and what feeds forward: one of the two.
 pub(super) fn blocks(fields: Fields<'_>) -> Result<(Vec<LayerType>, Vec<Feed>)> {
-    let names: Vec<&str> = match (fields.list("layers_block_type")?, fields.text("hybrid_override_pattern")?) {
+    let names: Vec<&str> = match (fields.list("layers_block_type")?, fields.text("hybrid_override_pattern")?)
+    {
         (Some(list), _) => list.iter().map(|value| value.as_str().unwrap_or_default()).collect(),
         (None, Some(pattern)) => pattern.split("").filter(|name| !name.is_empty()).collect(),
         (None, None) => {
@@ -19,8 +20,11 @@ pub(super) fn blocks(fields: Fields<'_>) -> Result<(Vec<LayerType>, Vec<Feed>)> 
     let stated = fields.value("num_hidden_layers").and_then(Value::as_u64);
     let layers = names.len();
     if !(1..=LAYERS_MAX).contains(&layers) || stated.is_some_and(|stated| stated != layers as u64) {
-        let expected = stated.map_or(format!("1 to {LAYERS_MAX}"), |stated| format!("num_hidden_layers = {stated}"));
-        return Err(fields.problem("layers_block_type", format!("names {layers} layers, expected {expected}")));
+        let expected =
+            stated.map_or(format!("1 to {LAYERS_MAX}"), |stated| format!("num_hidden_layers = {stated}"));
+        return Err(
+            fields.problem("layers_block_type", format!("names {layers} layers, expected {expected}"))
+        );
     }
     let (mut types, mut feeds) = (Vec::with_capacity(layers), Vec::with_capacity(layers));
     for name in names {

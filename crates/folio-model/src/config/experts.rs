@@ -45,7 +45,12 @@ impl Experts {
         }
     }
 
-    pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, feeds: &[Feed]) -> Result<Self> {
+    pub(super) fn parse(
+        fields: Fields<'_>,
+        mixture: &Mixture,
+        hidden: usize,
+        feeds: &[Feed],
+    ) -> Result<Self> {
         let (name, count) = count(fields, mixture)?;
         let layers = feeds.iter().filter(|feed| **feed == Feed::Experts).count();
         if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
@@ -64,6 +69,10 @@ impl Experts {
         let (chosen_name, chosen) = stated.unwrap_or(("num_experts_per_tok", mixture.chosen));
         if chosen > count {
             return Err(fields.problem(chosen_name, format!("is {chosen}, but {name} is {count}")));
+        }
+        if mixture.choice == Choice::Top && chosen != 1 {
+            let what = format!("{chosen} experts of a token (field `{chosen_name}`)");
+            return Err(unsupported(fields, what, "one"));
         }
         if fields.flag("use_expert_bias")? == Some(false) {
             let what = "experts chosen without a bias (field `use_expert_bias`)".to_owned();
@@ -101,7 +110,7 @@ impl Experts {
                 None => None,
             },
             dense_width: match feeds.contains(&Feed::Dense) {
-                true => fields.size("intermediate_size", WIDTH_MAX)?,
+                true => fields.size(mixture.dense_inner, WIDTH_MAX)?,
                 false => 0,
             },
         })
@@ -116,11 +125,30 @@ pub(super) fn feeds(fields: Fields<'_>, mixture: &Mixture, layers: usize) -> Res
         let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
         return Err(unsupported(fields, what, "a mixture of experts in every layer"));
     }
+    if mixture.interleaved {
+        return interleaved(fields, layers);
+    }
     let dense = match mixture.dense {
         Some(dense) => leading_dense(fields, dense, layers)?,
         None => 0,
     };
     Ok((0..layers).map(|layer| if layer < dense { Feed::Dense } else { Feed::Experts }).collect())
+}
+
+/// As `moe_layers` lists them, or `interleave_moe_layer_step` counts.
+fn interleaved(fields: Fields<'_>, layers: usize) -> Result<Vec<Feed>> {
+    let Some(list) = fields.list("moe_layers")? else {
+        let every = fields.size_opt("interleave_moe_layer_step", LAYERS_MAX)?.unwrap_or(1);
+        let feed = |layer: usize| if layer.is_multiple_of(every) { Feed::Experts } else { Feed::Dense };
+        return Ok((1..=layers).map(feed).collect());
+    };
+    let mut feeds = vec![Feed::Dense; layers];
+    for value in list {
+        let at = value.as_u64().and_then(|at| feeds.get_mut(usize::try_from(at).ok()?));
+        *at.ok_or_else(|| fields.problem("moe_layers", format!("names layer {value} of {layers}")))? =
+            Feed::Experts;
+    }
+    Ok(feeds)
 }
 
 /// The number of experts, and the field that says it: today's name, that of transformers 4 for some families, or a family's own.
@@ -202,6 +230,8 @@ fn routing(fields: Fields<'_>, mixture: &Mixture) -> Result<Routing> {
         None => true,
     };
     let scores = match mixture.choice {
+        // Of one expert; what it reads is multiplied instead.
+        Choice::Top => return Ok(Routing::AmongChosen),
         Choice::Logits => return Ok(if normalized { Routing::AmongChosen } else { Routing::AmongAll }),
         Choice::GroupedLogits => "softmax",
         Choice::BiasedSigmoids { .. } => "sigmoid",
@@ -242,7 +272,7 @@ fn groups(
         method => Ok(method),
     };
     let (by_two, absent) = match mixture.choice {
-        Choice::Logits | Choice::BiasedShares => return Ok(None),
+        Choice::Logits | Choice::BiasedShares | Choice::Top => return Ok(None),
         Choice::GroupedLogits => match method(&["greedy", "group_limited_greedy"])? {
             Some("group_limited_greedy") => (false, None),
             _ => return Ok(None),

@@ -69,7 +69,11 @@ impl Mamba {
         }
         if let Some(other) = fields.text("mamba_hidden_act")?.filter(|name| *name != "silu") {
             let other: String = other.chars().take(60).collect();
-            return Err(unsupported(fields, format!("activation `{other}` (field `mamba_hidden_act`)"), "silu"));
+            return Err(unsupported(
+                fields,
+                format!("activation `{other}` (field `mamba_hidden_act`)"),
+                "silu",
+            ));
         }
         refuse_limits(fields)?;
         let size = |(name, absent), most| Ok::<_, ModelError>(fields.size_opt(name, most)?.unwrap_or(absent));

@@ -23,6 +23,7 @@ const LLAMA: Family = Family {
     single: false,
     window: Window::Never,
     sinks: false,
+    tempered: false,
     gate: Gate::Silu,
     mixture: None,
     nested: None,
@@ -51,6 +52,38 @@ const LLAMA: Family = Family {
     rotary_dim: None,
     rope_stated: false,
     max_position: 2048,
+};
+
+/// The text part of Llama 4.
+const LLAMA4: Family = Family {
+    model_type: "llama4_text",
+    architecture: "Llama4ForCausalLM",
+    models: "Llama 4 (text)",
+    notes: "attention in chunks on layers that rotate, in full on every fourth, which does not; a mixture of experts in every layer or every other; on the CPU",
+    mlp_bias: Bias::Never,
+    qk_norm: QkNorm::Unweighted("use_qk_norm"),
+    window: Window::Chunked { absent: 8192 },
+    tempered: true,
+    mixture: Some(Mixture {
+        count: 16,
+        chosen: 1,
+        router: "mlp.router",
+        stored: ExpertTensors::TurnedHalves,
+        choice: Choice::Top,
+        shared: Shared::Width("intermediate_size"),
+        dense_inner: "intermediate_size_mlp",
+        interleaved: true,
+        ..PLAIN_EXPERTS
+    }),
+    rotated: Rotated::Listed,
+    pairs: Pairs::Neighbours,
+    renamed: &[(".feed_forward.shared_expert.", ".mlp.shared_experts."), (".feed_forward.", ".mlp.")],
+    kv_heads: KvHeadsDefault::Fixed(8),
+    head_dim: Some(128),
+    rms_norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    max_position: 131_072,
+    ..LLAMA
 };
 
 const MISTRAL: Family = Family {
@@ -139,6 +172,8 @@ const PLAIN_EXPERTS: Mixture = Mixture {
     shared: Shared::Never,
     latent: None,
     dense: None,
+    dense_inner: "intermediate_size",
+    interleaved: false,
 };
 
 const QWEN_HYBRID_EXPERTS: Mixture = Mixture {
@@ -182,6 +217,8 @@ const DEEPSEEK_EXPERTS: Mixture = Mixture {
     shared: Shared::Counted { field: "n_shared_experts", absent: 1 },
     latent: None,
     dense: Some((FIRST_K_DENSE, 3)),
+    dense_inner: "intermediate_size",
+    interleaved: false,
 };
 
 /// Dense ERNIE 4.5.
@@ -287,6 +324,15 @@ const LFM2: Family = Family {
 /// Every family Folio serves.
 pub const FAMILIES: &[Family] = &[
     LLAMA,
+    LLAMA4,
+    Family {
+        model_type: "llama4",
+        architecture: "Llama4ForConditionalGeneration",
+        models: "Llama 4 Scout, Maverick",
+        notes: "the text part; images are not served",
+        nested: Some(("text_config", "llama4_text")),
+        ..LLAMA4
+    },
     MISTRAL,
     Family {
         model_type: "mistral3",
@@ -563,11 +609,7 @@ pub const FAMILIES: &[Family] = &[
             state_dim: ("mamba_d_state", 256),
             taps: ("mamba_d_conv", 4),
             bias: "mamba_conv_bias",
-            fixed: &[
-                ("mamba_proj_bias", false),
-                ("mamba_rms_norm", true),
-                ("mamba_norm_before_gate", false),
-            ],
+            fixed: &[("mamba_proj_bias", false), ("mamba_rms_norm", true), ("mamba_norm_before_gate", false)],
             decay_as_is: false,
         }),
         mixture: Some(Mixture {

@@ -171,6 +171,11 @@ impl ReferenceBackend {
                 Op::Multiply { x, by: other } | Op::SiluGate { x, gate: other } => {
                     x != other && self.width(x.0) == self.width(other.0)
                 }
+                Op::TopGate { x, logits, out } => {
+                    out != logits
+                        && self.width(logits.0).is_some_and(|count| count > 0)
+                        && self.width(x.0) == self.width(out.0)
+                }
                 Op::Center { x, out } => self.width(x.0) == self.width(out.0),
                 Op::NormPart { x, first, weight, parts, .. } => {
                     let sizes = self.width(x.0).zip(self.length(weight));
@@ -218,6 +223,7 @@ impl ReferenceBackend {
                         && spec.heads.is_multiple_of(spec.kv_heads)
                         && spec.sinks.is_none_or(|sinks| self.length(sinks) == Some(spec.heads))
                         && spec.window != Some(0)
+                        && spec.temper.is_none_or(|temper| temper.every > 0)
                 }),
             };
             if !fits {

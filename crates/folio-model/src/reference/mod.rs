@@ -167,6 +167,18 @@ impl ReferenceBackend {
                 let by = self.buffers[by.0 as usize].clone();
                 self.buffers[x.0 as usize].iter_mut().zip(by).for_each(|(x, by)| *x *= by);
             }
+            Op::TopGate { x, logits, out } => {
+                let (width, count) =
+                    (self.program.buffers[x.0 as usize], self.program.buffers[logits.0 as usize]);
+                let rows = self.buffers[x.0 as usize].chunks(width);
+                let rows = rows.zip(self.buffers[logits.0 as usize].chunks(count));
+                let gated = rows.flat_map(|(row, logits)| {
+                    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    let by = 1.0 / (1.0 + (-f64::from(top)).exp());
+                    row.iter().map(move |value| (f64::from(*value) * by) as f32)
+                });
+                self.buffers[out.0 as usize] = gated.collect();
+            }
             Op::Center { x, out } => {
                 let width = self.program.buffers[x.0 as usize];
                 let rows = self.buffers[x.0 as usize].chunks(width).flat_map(|row| {
@@ -219,8 +231,8 @@ impl ReferenceBackend {
             for (row, position) in rows_of(span) {
                 let values = &mut self.buffers[qkv][row * width..(row + 1) * width];
                 let (q, kv) = values.split_at_mut(spec.heads * spec.head_dim);
-                let (k, v) = kv.split_at_mut(spec.kv_heads * spec.head_dim);
-                for (heads, norm) in [(q, &q_norm), (&mut *k, &k_norm)] {
+                let k = &mut kv[..spec.kv_heads * spec.head_dim];
+                for (heads, norm) in [(q, &q_norm), (k, &k_norm)] {
                     for head in heads.chunks_mut(spec.head_dim) {
                         let normalize = |head: &mut [f32]| {
                             if let Some(norm) = norm {
@@ -238,6 +250,11 @@ impl ReferenceBackend {
                         }
                     }
                 }
+                if let Some(temper) = spec.temper {
+                    let q = &mut values[..spec.heads * spec.head_dim];
+                    q.iter_mut().for_each(|value| *value *= temper.at(position));
+                }
+                let (k, v) = values[spec.heads * spec.head_dim..].split_at(spec.kv_heads * spec.head_dim);
                 let block = self.tables[&(span.slot, group)][position / cache.block_tokens] as usize;
                 cache.write(spec.layer as usize, block, position % cache.block_tokens, k, v);
             }

@@ -160,6 +160,7 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     let config = checkpoint.config();
     let architecture = match config.family.model_type {
         "mistral" | "mistral3" | "mixtral" => "llama",
+        "llama4_text" => "llama4",
         "qwen3_moe" => "qwen3moe",
         "gemma3_text" => "gemma3",
         "gpt_oss" => "gpt-oss",
@@ -245,7 +246,7 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     ] {
         writer = cap.into_iter().fold(writer, |writer, cap| writer.f32(&key(suffix), cap));
     }
-    if let Some(window) = config.windows.iter().flatten().next() {
+    if let Some(window) = config.windows.iter().flatten().next().filter(|_| !config.chunked) {
         writer = writer.u32(&key("attention.sliding_window"), *window as u32);
         if config.windows.contains(&None) {
             let sliding: Vec<i32> = config.windows.iter().map(|window| window.is_some().into()).collect();
@@ -356,6 +357,10 @@ fn experts_of(config: &Config, experts: &Experts, writer: Writer, key: &impl Fn(
     if mixture.dense.is_some() {
         writer = writer.u32(&key("leading_dense_block_count"), config.dense_layers() as u32);
     }
+    if mixture.interleaved {
+        let first = config.feeds.iter().position(|feed| *feed == Feed::Experts).unwrap_or(0);
+        writer = writer.u32(&key("interleave_moe_layer_step"), first as u32 + 1);
+    }
     if let Some(latent) = experts.latent {
         writer = writer.u32(&key("moe_latent_size"), latent as u32);
     }
@@ -431,6 +436,8 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
     let mut stacked: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let interleaved = [
         "llama",
+        "llama4",
+        "llama4_text",
         "mistral",
         "mistral3",
         "mixtral",

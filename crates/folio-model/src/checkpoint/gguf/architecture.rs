@@ -7,7 +7,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::config::Reader;
 use crate::error::Result;
-use crate::family::{Choice, FAMILIES, Family, LocalRope, MambaFields, Mixture, QkNorm, Rotated, Shared, Window};
+use crate::family::{
+    Choice, FAMILIES, Family, LocalRope, MambaFields, Mixture, QkNorm, Rotated, Shared, Window,
+};
 
 /// An architecture of llama.cpp that is a family of ours.
 pub struct Architecture {
@@ -51,6 +53,7 @@ const fn plain(name: &'static str, model_type: &'static str) -> Architecture {
 pub const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     Architecture { model_type: "mixtral", when: SOME_EXPERTS, ..LLAMA },
+    Architecture { name: "llama4", model_type: "llama4_text", ..LLAMA },
     plain("qwen2", "qwen2"),
     plain("qwen3", "qwen3"),
     plain("qwen3moe", "qwen3_moe"),
@@ -113,10 +116,10 @@ impl Architecture {
     }
 }
 
-/// Keys (after the architecture's name) of a mixture of experts, which mean another decoder unless they have one of these values.
-const NEUTRAL_EXPERTS: &[(&str, &[f64])] = &[("interleave_moe_layer_step", &[0.0, 1.0])];
+const NEUTRAL_INTERLEAVED: &[(&str, &[f64])] = &[("interleave_moe_layer_step", &[0.0, 1.0])];
 
-/// The same of families whose row has nothing of this kind.
+/// Keys (after the architecture's name) of a mixture of experts that mean another decoder unless they have one of these values, where the
+/// family's row has nothing of this kind.
 const NEUTRAL_SHARED: &[(&str, &[f64])] =
     &[("expert_shared_count", &[0.0]), ("expert_shared_feed_forward_length", &[0.0])];
 const NEUTRAL_GROUPS: &[(&str, &[f64])] = &[("expert_group_count", &[0.0, 1.0])];
@@ -131,9 +134,10 @@ const BY_SIGMOIDS: &[(&str, &[f64])] = &[("expert_gating_func", &[0.0, 2.0])];
 pub fn neutral_of(mixture: &Mixture) -> Vec<(&'static str, &'static [f64])> {
     let by_sigmoids = matches!(mixture.choice, Choice::BiasedSigmoids { .. });
     let grouped = by_sigmoids || mixture.choice == Choice::GroupedLogits;
-    let mut neutral = NEUTRAL_EXPERTS.to_vec();
-    neutral.extend(if by_sigmoids { BY_SIGMOIDS } else { BY_LOGITS });
+    let top = mixture.choice == Choice::Top;
+    let mut neutral = if by_sigmoids || top { BY_SIGMOIDS.to_vec() } else { BY_LOGITS.to_vec() };
     for (has, keys) in [
+        (mixture.interleaved, NEUTRAL_INTERLEAVED),
         (mixture.shared != Shared::Never, NEUTRAL_SHARED),
         (grouped, NEUTRAL_GROUPS),
         (mixture.scale.is_some(), NEUTRAL_SCALE),
@@ -202,6 +206,16 @@ impl Reader<'_> {
             let scale = self.number("logit_scale")?.ok_or_else(|| self.missing("logit_scale"))?;
             map.insert("logit_scale".into(), json!(scale));
         }
+        if let QkNorm::Unweighted(field) = family.qk_norm {
+            // As llama.cpp tells Scout from Maverick.
+            map.insert(field.into(), json!(self.integer("expert_count")? != Some(128)));
+        }
+        if let Window::Chunked { absent } = family.window
+            && let Some(window) = self.integer("attention.sliding_window")?.filter(|w| *w != absent as u64)
+        {
+            let what = format!("`{}` = {window}", self.key("attention.sliding_window"));
+            return Err(self.unsupported(what, &format!("chunks of {absent} positions")));
+        }
         if let QkNorm::Stated(field) = family.qk_norm {
             map.insert(field.into(), json!((self.find)("blk.0.attn_q_norm.weight").is_some()));
         }
@@ -240,6 +254,11 @@ impl Reader<'_> {
         }
         map.insert("num_local_experts".into(), json!(needed("expert_count")?));
         map.insert("num_experts_per_tok".into(), json!(needed("expert_used_count")?));
+        if mixture.interleaved {
+            map.insert(mixture.dense_inner.into(), map["intermediate_size"].clone());
+            let every = self.integer("interleave_moe_layer_step")?.filter(|every| *every > 0);
+            map.insert("interleave_moe_layer_step".into(), json!(every));
+        }
         if let Some(inner) = self.integer("expert_feed_forward_length")? {
             map.insert(mixture.inner.into(), json!(inner));
         }
@@ -260,6 +279,8 @@ impl Reader<'_> {
         }
         match mixture.shared {
             Shared::Never => {}
+            // As wide as the others.
+            Shared::Width(field) if field == mixture.inner => {}
             Shared::Gated(field) | Shared::Halves(field) | Shared::Width(field) => {
                 let width = self.integer("expert_shared_feed_forward_length")?;
                 map.insert(field.into(), json!(width));
@@ -275,7 +296,7 @@ impl Reader<'_> {
                 map.insert("topk_method".into(), json!("group_limited_greedy"));
             }
             (Choice::BiasedSigmoids { .. } | Choice::GroupedLogits, _) => {}
-            (Choice::Logits | Choice::BiasedShares, _) => return Ok(()),
+            (Choice::Logits | Choice::BiasedShares | Choice::Top, _) => return Ok(()),
         }
         map.insert("n_group".into(), json!(groups.unwrap_or(1)));
         map.insert("topk_group".into(), json!(kept.or(groups).unwrap_or(1)));

@@ -242,7 +242,7 @@ impl Reader<'_> {
         map.insert(family.eps_field.into(), json!(eps));
         map.insert("rope_theta".into(), json!(self.number("rope.freq_base")?.unwrap_or(10_000.0)));
         let rotated = self.integer("rope.dimension_count")?.unwrap_or(head_dim);
-        if !family.latent {
+        if !family.latent && family.rotated != Rotated::Never {
             // Half a dimension more, so that rounding down gives exactly `rotated`.
             let part = if rotated == head_dim { 1.0 } else { (rotated as f64 + 0.5) / head_dim as f64 };
             map.insert("partial_rotary_factor".into(), json!(part));
@@ -424,7 +424,9 @@ impl Reader<'_> {
                 return Err(self.metadata.problem(ROPE_FREQS, "gives frequencies that are not finite"));
             }
         }
-        if let Some(window) = self.integer("attention.sliding_window")?.filter(|window| *window > 0) {
+        let window =
+            self.integer("attention.sliding_window")?.filter(|window| *window > 0 && !config.chunked);
+        if let Some(window) = window {
             let window = usize::try_from(window).unwrap_or(usize::MAX);
             let sliding = self.sliding_layers(config)?;
             config.windows = sliding.into_iter().map(|sliding| sliding.then_some(window)).collect();

@@ -64,7 +64,7 @@ pub fn stored(checkpoint: &Checkpoint, weight: &WeightSpec) -> Option<Vec<Stored
     let name = |part: &str| format!("blk.{layer}.{part}");
     let read = |part: &TensorSpec| Values::read(checkpoint, part);
     let whole = |part: &TensorSpec| read(&TensorSpec { rows: Pick::ALL, ..part.clone() });
-    let first = &weight.parts[0];
+    let first = weight.parts.first()?;
     let (net, mamba) = match config.mixers[layer.parse::<usize>().ok()?] {
         Mixer::Delta(net) => (Some(net), None),
         Mixer::Mamba(mamba) => (None, Some(mamba)),
