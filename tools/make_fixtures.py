@@ -51,6 +51,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1Config,
@@ -61,6 +63,10 @@ from transformers import (
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
+    Llama4Config,
+    Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -71,6 +77,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -148,6 +156,23 @@ def with_eps(name, **changes):
     settings = base(**changes)
     settings[name] = settings.pop("rms_norm_eps")
     return settings
+
+
+def nemotron(pattern, **changes):
+    """Mamba-2 of which no two sizes are the same. `pattern` says what each layer is."""
+    names = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    settings = with_eps("layer_norm_epsilon", **{**dict(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=56,
+                                                        layers_block_type=[names[part] for part in pattern], mamba_num_heads=6,
+                                                        mamba_head_dim=20, ssm_state_size=12, n_groups=3, conv_kernel=4,
+                                                        tie_word_embeddings=False), **changes})
+    settings.pop("num_hidden_layers")
+    return settings
+
+
+def llama4(**changes):
+    """Scores that grow from position to position on layers without a rotation."""
+    return base(**{**dict(num_key_value_heads=2, hidden_size=40, head_dim=12, intermediate_size=20, intermediate_size_mlp=56,
+                          num_experts_per_tok=1, floor_scale=6, attn_scale=0.2, tie_word_embeddings=False), **changes})
 
 
 MIXTURE = dict(moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=2)
@@ -382,6 +407,51 @@ FAMILIES = {
                               residual_multiplier=0.75, attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-6,
                               tie_word_embeddings=True),
                          torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # As Granite 4.0-H: Mamba-2 layers of which no two sizes are the same, attention without a rotation.
+    "granite4_h": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+                   base(num_key_value_heads=2, hidden_size=40, intermediate_size=20, num_hidden_layers=4, num_local_experts=6,
+                        num_experts_per_tok=2, shared_intermediate_size=28, embedding_multiplier=0.375, residual_multiplier=0.75,
+                        attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+                        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+                        position_embedding_type="nope", mamba_n_heads=4, mamba_d_head=20, mamba_d_state=12, mamba_n_groups=2,
+                        mamba_d_conv=4, mamba_expand=2, mamba_conv_bias=True, mamba_proj_bias=False),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
+    # As the dense ones of Granite 4.0: attention with a rotation, and what is the shared expert elsewhere.
+    "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM,
+                 base(num_key_value_heads=2, hidden_size=40, intermediate_size=20, num_hidden_layers=2, num_local_experts=0,
+                      num_experts_per_tok=0, shared_intermediate_size=64, embedding_multiplier=0.375, residual_multiplier=0.75,
+                      attention_multiplier=0.2, logits_scaling=6.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+                      layer_types=["full_attention"] * 2, position_embedding_type="rope", mamba_n_heads=4),
+                 torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
+    # Each layer one part; as Nemotron 3 Nano, with a feed-forward part without experts besides.
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM,
+                   nemotron("MEM*-E", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+                            moe_shared_expert_intermediate_size=28, routed_scaling_factor=2.5),
+                   torch.bfloat16, dict(margin=SMALL_MARGIN)),
+    # As Nemotron 3 Super: experts read and write less than the residual stream.
+    "nemotron_h_latent": (NemotronHConfig, NemotronHForCausalLM,
+                          nemotron("ME*E", n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, moe_latent_size=24,
+                                   moe_shared_expert_intermediate_size=28),
+                          torch.bfloat16, dict(margin=SMALL_MARGIN, drop=["time_step_limit"])),
+    # As Nemotron-H and Nemotron Nano 2, with the fields that these have.
+    "nemotron_h_dense": (NemotronHConfig, NemotronHForCausalLM, nemotron("M-*-M", n_groups=1, mamba_num_heads=5, mamba_head_dim=18),
+                         torch.float16, dict(margin=SMALL_MARGIN, drop=["layers_block_type", "layer_types", "n_routed_experts"],
+                                             extra=dict(hybrid_override_pattern="M-*-M", num_hidden_layers=5))),
+    # As Scout: experts in every layer. Chunks that are no whole steps of anything.
+    "llama4_text": (Llama4TextConfig, Llama4ForCausalLM,
+                    llama4(num_hidden_layers=4, num_local_experts=6, attention_chunk_size=11,
+                           rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+                                                high_freq_factor=4.0, original_max_position_embeddings=32)),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(60, None)])),
+    # As Maverick: experts in every other layer, no norm of q and k.
+    "llama4": (Llama4Config, Llama4ForConditionalGeneration,
+               dict(text_config=dict(model_type="llama4_text",
+                                     **llama4(num_hidden_layers=4, num_local_experts=5, attention_chunk_size=32,
+                                              interleave_moe_layer_step=2, use_qk_norm=False)),
+                    vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8,
+                                       patch_size=4, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16,
+                                       pixel_shuffle_ratio=0.5)),
+               torch.bfloat16, dict(margin=SMALL_MARGIN)),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM,
                    base(num_key_value_heads=2, hidden_size=32, head_dim=12, intermediate_size=20, num_local_experts=8,
                         num_experts_per_tok=3, rms_norm_eps=1e-6, rotary_dim=6, rope_theta=5000000.0, tie_word_embeddings=False),
@@ -443,6 +513,8 @@ def randomize(model, seed):
                 parameter.copy_(noise - 1.5)
             elif name.endswith(("conv1d.weight", "conv.conv.weight")):
                 parameter.copy_(0.8 * noise)
+            elif name.endswith(".D"):
+                parameter.copy_(1.0 + 0.5 * noise)
             elif name.endswith("sinks"):
                 parameter.copy_(1.0 + noise)
             elif name.endswith("e_score_correction_bias"):
@@ -457,7 +529,7 @@ def randomize(model, seed):
             elif "experts" in name:
                 # gpt-oss has columns before rows.
                 rows_first = type(model).__name__.startswith(
-                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2"))
+                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2", "NemotronH"))
                 columns = parameter.shape[2 if rows_first else 1]
                 parameter.copy_(noise * (1.6 / columns ** 0.5))
             elif hasattr(model.config, "text_config") and "language_model" not in name:
@@ -465,7 +537,7 @@ def randomize(model, seed):
             elif "embed_tokens" in name and "Gemma" in type(model).__name__:
                 # Scaled by the root of the width.
                 parameter.copy_(0.25 * noise)
-            elif "embed_tokens" in name or "lm_head" in name:
+            elif "embed_tokens" in name or "model.embeddings" in name or "lm_head" in name:
                 parameter.copy_(0.6 * noise)
             else:
                 parameter.copy_(noise * (1.6 / parameter.shape[1] ** 0.5))
@@ -623,7 +695,9 @@ def add_hidden(folder):
                 module.embed_scale.copy_(module.embed_scale.to(dtype).to(torch.float32))
     for case, entry in enumerate(expected["cases"]):
         with torch.no_grad():
-            inner = model.model.language_model if nested else model.model
+            # Llama 4 has a whole model of its text.
+            whole = nested and not hasattr(model, "model")
+            inner = model.language_model.model if whole else model.model.language_model if nested else model.model
             rows = inner(torch.tensor([entry["prompt"]]), use_cache=False).last_hidden_state[0].to(torch.float64)
         pooled = torch.stack([rows[-1], rows.mean(0)])
         tensors[f"hidden.{case}"] = torch.nn.functional.normalize(pooled, dim=-1).to(torch.float32).contiguous()
@@ -633,6 +707,8 @@ def add_hidden(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # Llama 4 without an image looks for it (transformers 5.24).
+    transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
     if sys.argv[1:2] == ["--hidden"]:
         for name in sys.argv[2:] or sorted(folder.name for folder in ROOT.iterdir()):
             add_hidden(ROOT / name)

@@ -131,6 +131,8 @@ impl Bench {
                 scale: 0.125,
                 softcap: None,
                 window: None,
+                chunked: false,
+                temper: None,
                 sinks: None,
                 rope: Some(RopeId(0)),
                 q_norm: None,

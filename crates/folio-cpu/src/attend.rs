@@ -40,24 +40,35 @@ pub(crate) const STEP: usize = 32;
 /// Rows that pass over a step of keys together.
 const ROWS: usize = 6;
 
-/// How many positions a row attends to, its own among them.
+/// How many positions a row attends to, its own among them, and whether only from where a run of as many begins. What a row attends to
+/// first is never before what the row before it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Window(pub(crate) usize);
+pub(crate) struct Window {
+    tokens: usize,
+    chunked: bool,
+}
 
 impl Window {
-    pub(crate) fn of(window: Option<u32>) -> Self {
-        Self(window.map_or(usize::MAX, |tokens| tokens as usize))
+    pub(crate) fn of(window: Option<u32>, chunked: bool) -> Self {
+        match window {
+            Some(tokens) => Self { tokens: tokens as usize, chunked },
+            None => Self { tokens: usize::MAX, chunked: false },
+        }
     }
 
     /// First position that a row at `position` attends to.
     #[inline(always)]
     pub(crate) fn first(self, position: usize) -> usize {
-        (position + 1).saturating_sub(self.0)
+        match self.chunked {
+            true => position - position % self.tokens,
+            false => (position + 1).saturating_sub(self.tokens),
+        }
     }
 
     /// Last position whose row attends to `position`.
     fn last_reader(self, position: usize) -> usize {
-        position.saturating_add(self.0 - 1)
+        let from = if self.chunked { position - position % self.tokens } else { position };
+        from.saturating_add(self.tokens - 1)
     }
 }
 

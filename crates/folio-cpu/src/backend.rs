@@ -266,9 +266,8 @@ impl Backend for CpuBackend {
         let stages = stages::stages(&program, |spec| heads_of(spec).is_some());
         let buffers = self.buffers(&program, &stages, &shape, max_rows, max_logit_rows).map_err(device)?;
         let mut plans: Vec<AttentionPlan> = Vec::new();
-        let windows = program.attention.iter().map(|spec| spec.window);
-        for window in windows.chain(program.latent.first().map(|_| None)) {
-            let window = Window::of(window);
+        let windows = program.attention.iter().map(|spec| Window::of(spec.window, spec.chunked));
+        for window in windows.chain(program.latent.first().map(|_| Window::of(None, false))) {
             if plans.iter().all(|plan| plan.window != window) {
                 plans.push(AttentionPlan::new(window));
             }

@@ -157,7 +157,7 @@ impl Step<'_> {
             shape: self.shape,
             scale: spec.scale,
             softcap: None,
-            window: Window::of(None),
+            window: Window::of(None, false),
             sinks: None,
             cache: &self.caches[spec.group as usize],
             group: spec.group as usize,

@@ -57,7 +57,7 @@ pub(crate) enum Then {
     Store,
     /// It is added to the output (the residual stream).
     Add,
-    /// Rows are gates, then as many rows that they gate.
+    /// Rows are gates, then as many rows that they gate; or, where the activation has no gate, only what it is of.
     Gate(Activation),
 }
 
@@ -106,6 +106,8 @@ enum How {
     Add,
     /// The output holds the gates.
     Gated(Activation),
+    /// There are no gates.
+    Activated(Activation),
 }
 
 /// What happens to the accumulators after a slab.
@@ -233,6 +235,7 @@ impl Task for Write<'_> {
                     How::Store => (),
                     How::Add => v = S::add(v, S::load_part(to, count)),
                     How::Gated(activation) => v = gated::<S>(activation, S::load_part(to, count), v),
+                    How::Activated(activation) => v = gated::<S>(activation, v, v),
                 }
                 if count == LANES {
                     S::store(to, v);
@@ -273,8 +276,11 @@ impl Linear<'_> {
     /// as rows of at least `weight.rows` values, or half of them where they are gated; nobody else writes `out` or `x` until
     /// a barrier.
     pub(crate) unsafe fn run(&self, share: Share<'_>, scratch: *mut f32, mut done: impl FnMut(Range<usize>)) {
-        let gates = usize::from(matches!(self.then, Then::Gate(_)));
-        let outputs = self.weight.rows / (1 + gates);
+        let inputs = match self.then {
+            Then::Gate(activation) => activation.inputs(),
+            Then::Store | Then::Add => 1,
+        };
+        let outputs = self.weight.rows / inputs;
         // What is streamed once is claimed in large pieces: those of half a MiB cost decoding 7 % in fast memory.
         let most = if self.groups.count == 1 { outputs } else { BLOCK_ROWS };
         let Share { claims, workers, unit } = share;
@@ -296,6 +302,9 @@ impl Linear<'_> {
             match self.then {
                 Then::Store => self.rows(rows, target(first, How::Store), scratch),
                 Then::Add => self.rows(rows, target(first, How::Add), scratch),
+                Then::Gate(activation) if activation.inputs() == 1 => {
+                    self.rows(rows, target(first, How::Activated(activation)), scratch);
+                }
                 Then::Gate(activation) => {
                     let half = self.weight.rows / 2;
                     self.rows(rows.clone(), target(first, How::Store), scratch);

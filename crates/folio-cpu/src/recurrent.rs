@@ -14,7 +14,9 @@
 use std::ops::Range;
 
 use folio_model::backend::Span;
-use folio_model::program::{Activation, ConvolutionSpec, DeltaSpec, STATE_COLUMNS, StatePlace, VectorId};
+use folio_model::program::{
+    Activation, ConvolutionSpec, DeltaSpec, STATE_COLUMNS, StatePlace, StateSpaceSpec, VectorId,
+};
 
 use crate::memory::Rows;
 use crate::pool::{Claims, Worker};
@@ -52,13 +54,14 @@ impl Step<'_> {
             return;
         }
         let weight = self.vector(spec.weight).as_ptr();
+        let bias = spec.bias.map(|bias| self.vector(bias).as_ptr());
         for span in &self.batch.spans {
             for row in 0..span.rows {
                 let position = span.first_position + row;
                 let (states, position) = (self.states(span, spec.state, position), position as usize);
                 let x = x.row((span.first_row + row) as usize);
                 let channels = channels.clone();
-                dispatch(self.isa, Convolve { x, weight, states, position, spec: *spec, channels });
+                dispatch(self.isa, Convolve { x, weight, bias, states, position, spec: *spec, channels });
             }
         }
     }
@@ -91,6 +94,34 @@ impl Step<'_> {
                 match tiles - rows.tile {
                     1 => dispatch(self.isa, DeltaRow::<1> { rows: &rows, row, states }),
                     _ => dispatch(self.isa, DeltaRow::<TILES> { rows: &rows, row, states }),
+                }
+            }
+        }
+    }
+
+    /// [`Op::StateSpace`](folio_model::program::Op::StateSpace).
+    pub(crate) fn state_space(&self, [xbc, steps, out]: [Rows; 3], spec: &StateSpaceSpec, claims: &Claims) {
+        let tiles = spec.head_dim.div_ceil(STATE_COLUMNS);
+        let groups = tiles.div_ceil(TILES);
+        let units = self.batch.spans.len() * spec.heads * groups;
+        let (decay, step_bias, skip) =
+            (self.vector(spec.decay), self.vector(spec.step_bias), self.vector(spec.skip));
+        while let Some(mut range) = claims.next(units, 1) {
+            let unit = range.next().unwrap_or_default();
+            let (rest, group) = (unit / groups, unit % groups);
+            let (span, head) = (&self.batch.spans[rest / spec.heads], rest % spec.heads);
+            let rows = SpaceRows { xbc, out, spec, head, tile: group * TILES, skip: skip[head] };
+            for row in 0..span.rows {
+                let states = self.states(span, spec.state, span.first_position + row);
+                let row = (span.first_row + row) as usize;
+                // SAFETY: the row of steps has one for each head, and nobody writes them in this phase.
+                let x = f64::from(unsafe { *steps.row(row).add(head) }) + f64::from(step_bias[head]);
+                let step = x.max(0.0) + (-x.abs()).exp().ln_1p();
+                let keeps = (f64::from(decay[head]) * step).exp() as f32;
+                let step = step as f32;
+                match tiles - rows.tile {
+                    1 => dispatch(self.isa, SpaceRow::<1> { rows: &rows, row, states, step, keeps }),
+                    _ => dispatch(self.isa, SpaceRow::<TILES> { rows: &rows, row, states, step, keeps }),
                 }
             }
         }
@@ -148,6 +179,7 @@ impl Step<'_> {
 struct Convolve {
     x: *mut f32,
     weight: *const f32,
+    bias: Option<*const f32>,
     states: States,
     position: usize,
     spec: ConvolutionSpec,
@@ -159,7 +191,7 @@ impl Task for Convolve {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self { x, weight, states, position, spec, channels } = self;
+        let Self { x, weight, bias, states, position, spec, channels } = self;
         let ConvolutionSpec { channels: all, taps, silu, .. } = spec;
         let (kept, own) = (taps - 1, states.own);
         for c in channels.clone().step_by(LANES) {
@@ -167,7 +199,10 @@ impl Task for Convolve {
             // SAFETY: a row, each tap's weights and each kept column have `all` values; the channels are this worker's, in every row and
             // every state.
             unsafe {
-                let mut sum = S::splat(0.0);
+                let mut sum = match bias {
+                    Some(bias) => S::load_part(bias.add(c), n),
+                    None => S::splat(0.0),
+                };
                 for back in (1..taps).rev() {
                     let at = (position + taps * kept - back) % kept * all + c;
                     let column = match states.before {
@@ -296,11 +331,78 @@ impl<const T: usize> Task for DeltaRow<'_, T> {
     }
 }
 
+/// Some columns of the state of a head of a state space.
+struct SpaceRows<'a> {
+    xbc: Rows,
+    out: Rows,
+    spec: &'a StateSpaceSpec,
+    head: usize,
+    /// The first of its tiles.
+    tile: usize,
+    skip: f32,
+}
+
+/// One position of `T` tiles of columns.
+struct SpaceRow<'a, const T: usize> {
+    rows: &'a SpaceRows<'a>,
+    row: usize,
+    states: States,
+    step: f32,
+    keeps: f32,
+}
+
+impl<const T: usize> Task for SpaceRow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { rows: &SpaceRows { xbc, out, spec, head, tile, skip }, row, states, step, keeps } = self;
+        let &StateSpaceSpec { heads, head_dim, groups, state_dim, .. } = spec;
+        let column = tile * LANES;
+        let at = head * DeltaSpec::head_values(state_dim, head_dim) + column * state_dim;
+        let own = states.own.wrapping_add(at);
+        let before = states.before.map(|before| before.wrapping_add(at));
+        let x = xbc.row(row).wrapping_add(head * head_dim + column).cast_const();
+        let group = head * groups / heads;
+        let b = xbc.row(row).wrapping_add(heads * head_dim + group * state_dim).cast_const();
+        let c = b.wrapping_add(groups * state_dim);
+        let out = out.row(row).wrapping_add(head * head_dim + column);
+        let valid = |t: usize| LANES.min(head_dim - column - t * LANES);
+        // SAFETY: the buffers have the widths that `check` found to fit the spec, and the state has whole tiles; its columns and those of
+        // the output are this worker's, and x, B and C are written by nobody in this phase.
+        unsafe {
+            let (step, keeps) = (S::splat(step), S::splat(keeps));
+            let mut learned = [S::splat(0.0); T];
+            unrolled!(T, t, {
+                learned[t] = S::mul(step, S::load_part(x.add(t * LANES), valid(t)));
+            });
+            let mut sums = [[S::splat(0.0); T]; 2];
+            for i in 0..state_dim {
+                let (chain, b, c) = (&mut sums[i % 2], S::splat(*b.add(i)), S::splat(*c.add(i)));
+                unrolled!(T, t, {
+                    let at = (t * state_dim + i) * LANES;
+                    let kept = match before {
+                        Some(before) => S::mul(keeps, S::load(before.add(at))),
+                        None => S::splat(0.0),
+                    };
+                    let s = S::fma(b, learned[t], kept);
+                    S::store(own.add(at), s);
+                    chain[t] = S::fma(c, s, chain[t]);
+                });
+            }
+            unrolled!(T, t, {
+                let own = S::mul(S::splat(skip), S::load_part(x.add(t * LANES), valid(t)));
+                S::store_part(out.add(t * LANES), valid(t), S::add(S::add(sums[0][t], sums[1][t]), own));
+            });
+        }
+    }
+}
+
 /// `x *= silu(gate)`
-struct SiluTimes {
-    x: *mut f32,
-    gate: *const f32,
-    width: usize,
+pub(crate) struct SiluTimes {
+    pub(crate) x: *mut f32,
+    pub(crate) gate: *const f32,
+    pub(crate) width: usize,
 }
 
 impl Task for SiluTimes {

@@ -71,6 +71,62 @@ impl Task for RmsNorm {
     }
 }
 
+/// A norm in place, of a part whose weight is no whole vectors.
+pub(crate) struct NormPart<'a> {
+    pub(crate) x: *mut f32,
+    /// As long as the part.
+    pub(crate) weight: &'a [f32],
+    pub(crate) eps: f32,
+}
+
+impl Task for NormPart<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, weight, eps } = self;
+        let inverse = S::splat(InverseRms { x, eps, width: weight.len() }.run::<S>());
+        for i in (0..weight.len()).step_by(LANES) {
+            let n = LANES.min(weight.len() - i);
+            // SAFETY: who makes the task promises as many values behind `x` as the weight has.
+            unsafe {
+                let v = S::mul(S::load_part(x.add(i), n), inverse);
+                S::store_part(x.add(i), n, S::mul(v, S::load_part(weight.as_ptr().add(i), n)));
+            }
+        }
+    }
+}
+
+/// `out = x * sigmoid(l)` of the largest logit.
+pub(crate) struct TopGate {
+    pub(crate) x: *const f32,
+    pub(crate) width: usize,
+    pub(crate) logits: *const f32,
+    pub(crate) count: usize,
+    pub(crate) out: *mut f32,
+}
+
+impl Task for TopGate {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { x, width, logits, count, out } = self;
+        // SAFETY: who makes the task promises `count` logits, and `width` values of either row, the latter its own.
+        unsafe {
+            let logits = std::slice::from_raw_parts(logits, count);
+            let top =
+                logits.iter().fold(f32::NEG_INFINITY, |top, logit| if *logit > top { *logit } else { top });
+            let one = S::splat(1.0);
+            let by = S::div(one, S::add(one, exp::<S>(S::splat(-top))));
+            for i in (0..width).step_by(LANES) {
+                let n = LANES.min(width - i);
+                S::store_part(out.add(i), n, S::mul(S::load_part(x.add(i), n), by));
+            }
+        }
+    }
+}
+
 /// `out = x - mean(x)`; `out` may be `x`.
 pub(crate) struct Center {
     pub(crate) x: *const f32,
@@ -196,7 +252,7 @@ impl Task for Softcap {
     }
 }
 
-/// `activation(gate, up)`, lane by lane.
+/// `activation(gate, up)`, lane by lane. Where there is no gate both are the same.
 ///
 /// GELU is `gate / (1 + e^-2u)` of `u = sqrt(2 / pi) * (gate + 0.044715 * gate^3)`: no sum that cancels.
 #[inline(always)]
@@ -215,6 +271,11 @@ pub(crate) fn gated<S: Simd>(activation: Activation, gate: S::V, up: S::V) -> S:
             let gate = S::select_lt(high, gate, high, gate);
             let up = S::select_lt(up, low, low, S::select_lt(high, up, high, up));
             (gate, S::mul(S::splat(alpha), gate), S::add(up, one))
+        }
+        Activation::ReluSquared => {
+            let zero = S::splat(0.0);
+            // The order of operands keeps a NaN.
+            return S::mul(S::select_lt(gate, zero, zero, gate), up);
         }
     };
     let e = exp::<S>(S::sub(S::splat(0.0), power));
@@ -308,7 +369,7 @@ mod tests {
     fn gates_are_the_same_everywhere_and_right() {
         let (gate, up) = (inputs(1008, 95.0), inputs(1008, 2.0));
         let oai = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
-        for activation in [Activation::Silu, Activation::GeluTanh, oai] {
+        for activation in [Activation::Silu, Activation::GeluTanh, oai, Activation::ReluSquared] {
             let got = agree(&format!("{activation:?}"), |isa| dispatch(isa, Gated(activation, &gate, &up)));
             for i in 0..gate.len() {
                 let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
@@ -323,6 +384,7 @@ mod tests {
                         let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                         g / (1.0 + (-alpha * g).exp()) * (u + 1.0)
                     }
+                    Activation::ReluSquared => g.max(0.0) * u,
                 };
                 assert!((f64::from(got[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{g}: {}", got[i]);
             }

@@ -22,7 +22,8 @@ use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Split, Worker};
-use crate::rows::{Center, Multiply, RmsNorm, Softcap, XIelu, rotary_table, rotate};
+use crate::recurrent::SiluTimes;
+use crate::rows::{Center, Multiply, NormPart, RmsNorm, Softcap, TopGate, XIelu, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
 use crate::stages::{Product, Stage};
 
@@ -215,12 +216,36 @@ impl Step<'_> {
                     dispatch(self.isa, Center { x: x.row(row), width: x.width, out: out.row(row) });
                 }
             }
-            Op::NormPart { x, first, weight, eps } => {
-                let (x, width) = (self.buf(x), self.vectors[weight.0 as usize].0);
-                let weight = self.vector(weight).as_ptr();
+            Op::NormPart { x, first, weight, eps, parts } => {
+                let (x, width) = (self.buf(x), self.vectors[weight.0 as usize].0 / parts);
+                let weight = self.vector(weight);
+                for unit in worker.share(self.rows() * parts, 1) {
+                    let (row, at) = (unit / parts, unit % parts * width);
+                    let part = x.row(row).wrapping_add(first + at);
+                    dispatch(self.isa, NormPart { x: part, weight: &weight[at..at + width], eps });
+                }
+            }
+            Op::TopGate { x, logits, out } => {
+                let (x, logits, out) = (self.buf(x), self.buf(logits), self.buf(out));
                 for row in worker.share(self.rows(), 1) {
-                    let part = x.row(row).wrapping_add(first);
-                    dispatch(self.isa, RmsNorm { x: part, weight, eps, width, out: part });
+                    let task = TopGate {
+                        x: x.row(row),
+                        width: x.width,
+                        logits: logits.row(row),
+                        count: logits.width,
+                        out: out.row(row),
+                    };
+                    dispatch(self.isa, task);
+                }
+            }
+            Op::StateSpace { xbc, steps, spec, out } => {
+                let rows = [xbc, steps, out].map(|buf| self.buf(buf));
+                self.state_space(rows, &self.program.state_spaces[spec], &claims[0]);
+            }
+            Op::SiluGate { x, gate } => {
+                let (x, gate) = (self.buf(x), self.buf(gate));
+                for row in worker.share(self.rows(), 1) {
+                    dispatch(self.isa, SiluTimes { x: x.row(row), gate: gate.row(row), width: x.width });
                 }
             }
             Op::XIelu { x, weight } => {
@@ -354,6 +379,10 @@ impl Step<'_> {
             normalize(spec.norm_last);
         }
         if head < spec.heads {
+            if let Some(temper) = spec.temper {
+                let by = temper.at(self.places[row].position as usize);
+                values.iter_mut().for_each(|value| *value *= by);
+            }
             return;
         }
         let RowPlace { position, slot, .. } = self.places[row];
@@ -368,7 +397,7 @@ impl Step<'_> {
     }
 
     fn attention(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec, out: Rows, claims: &[Claims]) {
-        let window = Window::of(spec.window);
+        let window = Window::of(spec.window, spec.chunked);
         let attend = Attend {
             isa: self.isa,
             shape: self.shape,

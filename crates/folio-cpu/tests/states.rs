@@ -9,7 +9,7 @@ use folio_model::backend::{
     Backend, Batch, BlockCopy, DType, GroupKind, HOLE, KvFormat, KvGroup, KvLayout, Span, TensorView,
 };
 use folio_model::program::{
-    Buf, ConvolutionSpec, DeltaSpec, Head, MatrixId, Op, Program, StatePlace, VectorId,
+    Buf, ConvolutionSpec, DeltaSpec, Head, MatrixId, Op, Program, StatePlace, StateSpaceSpec, VectorId,
 };
 use folio_model::quant::Encoding;
 use folio_model::reference::ReferenceBackend;
@@ -48,7 +48,7 @@ impl Net {
 
     fn state_values(&self) -> usize {
         ConvolutionSpec::state_values(self.channels(), self.taps)
-            + self.value_heads * DeltaSpec::head_values(self.key_dim, self.value_dim)
+            + 2 * self.value_heads * DeltaSpec::head_values(self.key_dim, self.value_dim)
     }
 
     /// Loads some random layers and a cache.
@@ -66,8 +66,10 @@ impl Net {
             let bytes = encode(DType::F32, (0..len).map(|_| around + spread * others.unit()));
             backend.load_vector("v", &[view(&[len], &bytes)]).expect("a vector")
         };
-        let [x, normed, qkv, gates, z, out] = [0, 1, 2, 3, 4, 5].map(Buf);
-        let buffers = vec![HIDDEN, HIDDEN, self.channels(), 2 * value_heads, values, values];
+        let [x, normed, qkv, gates, z, out, xbc, steps, y] = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(Buf);
+        let channels = self.channels();
+        let buffers =
+            vec![HIDDEN, HIDDEN, channels, 2 * value_heads, values, values, channels, value_heads, values];
         let mut program = Program { buffers, ..Program::default() };
         let table = matrix(backend, VOCAB, HIDDEN);
         program.body.push(Op::Embed { table, out: x });
@@ -78,6 +80,7 @@ impl Net {
                 channels: self.channels(),
                 taps,
                 silu: taps % 2 == 0,
+                bias: (taps > 2).then(|| vector(backend, self.channels(), 0.0, 0.5)),
                 weight: vector(backend, taps * self.channels(), 0.0, 1.0),
             });
             program.delta.push(DeltaSpec {
@@ -89,6 +92,17 @@ impl Net {
                 value_dim,
                 decay: vector(backend, value_heads, -0.3, 0.29),
                 step_bias: vector(backend, value_heads, 0.0, 1.0),
+            });
+            let delta = program.delta[layer as usize];
+            program.state_spaces.push(StateSpaceSpec {
+                state: state(delta.state.offset + delta.state_values()),
+                heads: value_heads,
+                head_dim: value_dim,
+                groups: key_heads,
+                state_dim: key_dim,
+                decay: vector(backend, value_heads, -0.3, 0.29),
+                step_bias: vector(backend, value_heads, 0.0, 1.0),
+                skip: vector(backend, value_heads, 1.0, 0.5),
             });
             let spec = layer as usize;
             let linear = |weight, out| Op::Linear { x: normed, weight, bias: None, out, add: false };
@@ -102,6 +116,19 @@ impl Net {
                 Op::GatedRmsNorm { x: out, gate: z, weight: vector(backend, value_dim, 1.0, 0.2), eps: 1e-6 },
                 Op::SigmoidGate { x: out, gate: z },
                 Op::Linear { x: out, weight: matrix(backend, HIDDEN, values), bias: None, out: x, add: true },
+                linear(matrix(backend, channels, HIDDEN), xbc),
+                linear(matrix(backend, value_heads, HIDDEN), steps),
+                linear(matrix(backend, values, HIDDEN), z),
+                Op::StateSpace { xbc, steps, spec, out: y },
+                Op::SiluGate { x: y, gate: z },
+                Op::NormPart {
+                    x: y,
+                    first: 0,
+                    weight: vector(backend, values, 1.0, 0.2),
+                    eps: 1e-6,
+                    parts: value_heads,
+                },
+                Op::Linear { x: y, weight: matrix(backend, HIDDEN, values), bias: None, out: x, add: true },
             ]);
         }
         let norm = vector(backend, HIDDEN, 1.0, 0.2);

@@ -302,6 +302,9 @@ impl Launches<'_> {
             | Op::GatedRmsNorm { .. }
             | Op::SigmoidGate { .. }
             | Op::Multiply { .. }
+            | Op::StateSpace { .. }
+            | Op::SiluGate { .. }
+            | Op::TopGate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }

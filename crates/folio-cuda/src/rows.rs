@@ -116,6 +116,7 @@ pub fn gate(
         Activation::Silu => (0, 0.0, 0.0),
         Activation::GeluTanh => (1, 0.0, 0.0),
         Activation::SwigluOai { alpha, limit } => (2, alpha, limit),
+        Activation::ReluSquared => unreachable!("refused with the program"),
     };
     let head = [Arg::Ptr(meta.0), Arg::U32(rows.count_word), full(gate_up), Arg::U32(gate_up.f32_stride)];
     let middle = [Arg::U32(out.width), Arg::U32(kind), Arg::F32(alpha), Arg::F32(limit)];

@@ -2,7 +2,7 @@
 //!
 //! Owns: the decision and the sizes. Must never: launch. A plane that nobody reads is not allocated.
 
-use folio_model::program::{Buf, ExpertsSpec, MatrixId, Op, Program};
+use folio_model::program::{Activation, AttentionSpec, Buf, ExpertsSpec, MatrixId, Op, Program};
 
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::planes::Planes;
@@ -48,6 +48,9 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             | Op::GatedRmsNorm { .. }
             | Op::SigmoidGate { .. }
             | Op::Multiply { .. }
+            | Op::StateSpace { .. }
+            | Op::SiluGate { .. }
+            | Op::TopGate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }
@@ -66,6 +69,8 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
     needs
 }
 
+const UNGATED: &str = "squared ReLU activations without a gate";
+
 /// Why a program cannot be run: there are no kernels for some operation, or one reads bf16 of a buffer that is not written so.
 pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
     let no_kernel = |op: &Op| match op {
@@ -73,23 +78,31 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
             Some("gated attention and shared experts")
         }
         Op::Center { .. } => Some("layer norms"),
+        Op::TopGate { .. } => Some("experts whose weight multiplies what they read"),
         Op::NormPart { .. } => Some("norms of all of q and of all of k"),
         Op::XIelu { .. } => Some("xIELU activations"),
+        Op::GatedLinear { activation: Activation::ReluSquared, .. } => Some(UNGATED),
         _ => None,
     };
     let routed = |spec: &&ExpertsSpec| {
         spec.routing.is_sigmoid() || spec.choice_bias.is_some() || spec.groups.is_some() || spec.scale != 1.0
     };
     let unknown = if program.states().next().is_some() {
-        Some("layers that keep a state (gated delta nets, short convolutions)")
+        Some("layers that keep a state (gated delta nets, short convolutions, Mamba-2)")
     } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. }))
     {
         Some("latent attention")
     } else if program.experts.iter().find(routed).is_some() {
         Some("experts that are chosen by sigmoids, with a bias or in groups, or that are scaled")
+    } else if program.experts.iter().any(|spec| spec.activation.inputs() == 1) {
+        Some(UNGATED)
     } else {
-        let last = program.attention.iter().any(|spec| spec.norm_last);
-        program.body.iter().find_map(no_kernel).or(last.then_some("norms of q and k behind the rotation"))
+        let attends = |what: fn(&AttentionSpec) -> bool| program.attention.iter().any(what);
+        let chunked = attends(|spec| spec.chunked || spec.temper.is_some());
+        let last = attends(|spec| spec.norm_last);
+        let other = chunked.then_some("attention in chunks of positions, or tempered by them");
+        let other = other.or(last.then_some("norms of q and k behind the rotation"));
+        program.body.iter().find_map(no_kernel).or(other)
     };
     if let Some(what) = unknown {
         return Some(format!(
@@ -139,7 +152,7 @@ pub fn allocate(
 
 #[cfg(test)]
 mod tests {
-    use folio_model::program::{Activation, Head, VectorId};
+    use folio_model::program::{Head, VectorId};
 
     use super::*;
 

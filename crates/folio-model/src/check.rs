@@ -7,7 +7,8 @@ use crate::backend::{
     BackendError, Batch, DType, GroupKind, KvGroup, KvLayout, PLACEHOLDER, Span, TensorView,
 };
 use crate::program::{
-    AttentionSpec, Buf, DeltaSpec, ExpertGroups, ExpertsSpec, LatentSpec, MatrixId, Op, Program, VectorId,
+    AttentionSpec, Buf, DeltaSpec, ExpertGroups, ExpertsSpec, LatentSpec, MatrixId, Op, Program,
+    StateSpaceSpec, VectorId,
 };
 use crate::quant::Encoding;
 use crate::tables::BlockTables;
@@ -125,7 +126,9 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 same("the output's width", self.width(out)?, self.width(x)?)
             }
             Op::Linear { x, weight, bias, out, .. } => self.product(x, weight, bias, out, 1),
-            Op::GatedLinear { x, weight, bias, out, .. } => self.product(x, weight, bias, out, 2),
+            Op::GatedLinear { x, weight, bias, activation, out } => {
+                self.product(x, weight, bias, out, activation.inputs())
+            }
             Op::WriteKv { qkv, spec } => {
                 let spec = self.spec(spec)?;
                 same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
@@ -146,6 +149,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 if spec.taps < 2 {
                     return Err(format!("a convolution of {} positions", spec.taps));
                 }
+                spec.bias.map_or(Ok(()), |bias| self.vector(bias, spec.channels))?;
                 self.vector(spec.weight, spec.taps.saturating_mul(spec.channels))
             }
             Op::DeltaRule { qkv, gates, spec, out } => self.delta(qkv, gates, spec, out),
@@ -163,18 +167,28 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 }
                 Ok(())
             }
-            Op::Multiply { x, by } => {
-                if x == by {
+            Op::StateSpace { xbc, steps, spec, out } => self.state_space(xbc, steps, spec, out),
+            Op::Multiply { x, by: other } | Op::SiluGate { x, gate: other } => {
+                if x == other {
                     return Err("both factors are one buffer".to_owned());
                 }
-                same("the factor's width", self.width(by)?, self.width(x)?)
+                same("the factor's width", self.width(other)?, self.width(x)?)
+            }
+            Op::TopGate { x, logits, out } => {
+                if self.width(logits)? == 0 || out == logits {
+                    return Err("logits are missing, or are where the output goes".to_owned());
+                }
+                same("the output's width", self.width(out)?, self.width(x)?)
             }
             Op::Center { x, out } => same("the output's width", self.width(out)?, self.width(x)?),
-            Op::NormPart { x, first, weight, .. } => {
+            Op::NormPart { x, first, weight, parts, .. } => {
                 let (width, part) = (self.width(x)?, self.loaded.vector(weight).unwrap_or(0));
-                match part > 0 && first.checked_add(part).is_some_and(|end| end <= width) {
+                let whole = part > 0 && parts > 0 && part.is_multiple_of(parts);
+                match whole && first.checked_add(part).is_some_and(|end| end <= width) {
                     true => Ok(()),
-                    false => Err(format!("{part} values from {first} on are not those of a row of {width}")),
+                    false => Err(format!(
+                        "{parts} parts of {part} values from {first} on are not those of a row of {width}"
+                    )),
                 }
             }
             Op::XIelu { x, weight } => {
@@ -268,7 +282,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             bias.map_or(Ok(()), |bias| self.vector(bias, rows))
         };
         same("the width of the router's logits", self.width(logits)?, count)?;
-        product(self.width(x)?, gate_up, gate_up_bias, inner.saturating_mul(2))?;
+        product(self.width(x)?, gate_up, gate_up_bias, inner.saturating_mul(spec.activation.inputs()))?;
         product(inner, down, down_bias, self.width(out)?)?;
         if x == out || logits == out {
             return Err("input and output are one buffer".to_owned());
@@ -291,6 +305,21 @@ impl<L: Loaded> ProgramCheck<'_, L> {
         }
         self.vector(decay, value_heads)?;
         self.vector(step_bias, value_heads)
+    }
+
+    fn state_space(&self, xbc: Buf, steps: Buf, spec: usize, out: Buf) -> Result<(), String> {
+        let spec = self.program.state_spaces.get(spec).ok_or(format!("state space {spec} does not exist"))?;
+        let &StateSpaceSpec { heads, head_dim, groups, state_dim, decay, step_bias, skip, .. } = spec;
+        if [heads, head_dim, groups, state_dim].contains(&0) || !heads.is_multiple_of(groups) {
+            return Err(format!("{heads} heads cannot share {groups} groups"));
+        }
+        same("the width of x, B and C", self.width(xbc)?, spec.width())?;
+        same("the steps' width", self.width(steps)?, heads)?;
+        same("the output's width", self.width(out)?, heads * head_dim)?;
+        if xbc == out || steps == out || xbc == steps {
+            return Err("input and output are one buffer".to_owned());
+        }
+        [decay, step_bias, skip].into_iter().try_for_each(|vector| self.vector(vector, heads))
     }
 
     fn head(&self) -> Result<(), String> {
@@ -334,7 +363,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             if let Some(sinks) = spec.sinks {
                 self.vector(sinks, spec.heads)?;
             }
-            if spec.window == Some(0) {
+            if spec.window == Some(0) || spec.temper.is_some_and(|temper| temper.every == 0) {
                 return Err("a window of no tokens".to_owned());
             }
         }

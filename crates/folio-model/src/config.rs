@@ -5,12 +5,15 @@
 //! said about their dtype (the tensors themselves decide; how quantized ones are packed is told here). Invariant: a [`Config`] that exists describes a decoder Folio
 //! can run; sizes are bounded so that products of two or three of them cannot overflow.
 
+mod blocks;
 mod experts;
 mod latent;
+mod mamba;
 mod short_conv;
 
 pub use experts::Experts;
 pub use latent::Latent;
+pub use mamba::Mamba;
 use serde_json::Value;
 pub use short_conv::ShortConv;
 
@@ -21,7 +24,7 @@ use crate::family::{
     Bias, FAMILIES, Family, Gate, KvHeadsDefault, LocalRope, QkNorm, Rotated, Softcaps, Window,
     supported_list,
 };
-use crate::program::{Activation, ConvolutionSpec, DeltaSpec};
+use crate::program::{Activation, ConvolutionSpec, DeltaSpec, Temper};
 use crate::rope::{RopeConfig, RopePart};
 
 const WIDTH_MAX: usize = 1 << 20;
@@ -57,6 +60,8 @@ pub struct Config {
     pub qk_norm: QkNorm,
     /// One entry per layer.
     pub mixers: Vec<Mixer>,
+    /// One entry per layer.
+    pub feeds: Vec<Feed>,
     /// One entry per layer: whether q and k are rotated.
     pub rotated: Vec<bool>,
     pub rope: RopeConfig,
@@ -64,6 +69,10 @@ pub struct Config {
     pub local_rope: Option<RopeConfig>,
     /// One entry per layer: how many positions, its own among them, a token attends to. `None`: all before it.
     pub windows: Vec<Option<usize>>,
+    /// Windows begin where a run of as many positions does.
+    pub chunked: bool,
+    /// What queries of layers that do not rotate are multiplied by.
+    pub temper: Option<Temper>,
     /// Multiplies q.k.
     pub attention_scale: f64,
     /// `cap * tanh(x / cap)` of what q.k is scaled to.
@@ -91,6 +100,20 @@ pub enum Mixer {
     Latent(Latent),
     Delta(DeltaNet),
     Conv(ShortConv),
+    Mamba(Mamba),
+    /// The layer is a feed-forward part alone.
+    Nothing,
+}
+
+/// What feeds forward in a layer, behind its mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feed {
+    /// One part.
+    Dense,
+    /// A mixture of experts.
+    Experts,
+    /// The layer is a mixer alone.
+    Nothing,
 }
 
 /// Sizes of a gated delta net.
@@ -147,7 +170,11 @@ impl Config {
 
         let heads = or_default(fields, "num_attention_heads", WIDTH_MAX, family.heads)?;
         let hidden = fields.size("hidden_size", WIDTH_MAX)?;
-        let layers = fields.size("num_hidden_layers", LAYERS_MAX)?;
+        let blocks = family.single.then(|| blocks::blocks(fields)).transpose()?;
+        let layers = match &blocks {
+            Some((types, _)) => types.len(),
+            None => fields.size("num_hidden_layers", LAYERS_MAX)?,
+        };
         let latent = family.latent.then(|| Latent::parse(fields, heads)).transpose()?;
         let head_dim = match latent {
             Some(latent) => latent.query_dim(),
@@ -162,7 +189,18 @@ impl Config {
             Bias::Config(name) => Ok::<_, ModelError>(fields.flag(name)?.unwrap_or(false)),
         };
         let listed = listed_rotations(fields, family, layers)?;
-        let types = layer_types(fields, family, layers)?;
+        let no_experts = match &blocks {
+            Some((_, feeds)) => Some("intermediate_size").filter(|_| !feeds.contains(&Feed::Experts)),
+            None => family.mixture.and_then(|mixture| Experts::absent(fields, &mixture)),
+        };
+        let mixture = family.mixture.filter(|_| no_experts.is_none());
+        let (types, feeds) = match (blocks, &mixture) {
+            (Some((types, feeds)), _) => (Some(types), feeds),
+            (None, Some(mixture)) => {
+                (layer_types(fields, family, layers)?, experts::feeds(fields, mixture, layers)?)
+            }
+            (None, None) => (layer_types(fields, family, layers)?, vec![Feed::Dense; layers]),
+        };
         let windows = windows(fields, family, types.as_deref(), &listed)?;
         let rotated = rotated_layers(family, listed, &windows);
         let multiplier = |name: &str| match family.multipliers {
@@ -198,15 +236,14 @@ impl Config {
         Ok(Self {
             vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
             hidden,
-            intermediate: match family.mixture {
-                Some(mixture) => fields.size(mixture.inner, WIDTH_MAX)?,
-                None if family.adjusted_width => short_conv::adjusted_width(fields)?,
-                None => fields.size("intermediate_size", WIDTH_MAX)?,
+            intermediate: match (no_experts, &mixture) {
+                (Some(width), _) => fields.size(width, WIDTH_MAX)?,
+                (None, Some(mixture)) => fields.size(mixture.inner, WIDTH_MAX)?,
+                (None, None) if family.adjusted_width => short_conv::adjusted_width(fields)?,
+                (None, None) => fields.size("intermediate_size", WIDTH_MAX)?,
             },
-            experts: family
-                .mixture
-                .map(|mixture| Experts::parse(fields, &mixture, hidden, layers))
-                .transpose()?,
+            experts: mixture.map(|mixture| Experts::parse(fields, &mixture, hidden, &feeds)).transpose()?,
+            feeds,
             layers,
             heads,
             kv_heads,
@@ -225,9 +262,18 @@ impl Config {
             qk_norm: match family.qk_norm {
                 QkNorm::Stated(name) if fields.flag(name)?.unwrap_or(false) => QkNorm::Heads,
                 QkNorm::Stated(_) => QkNorm::Never,
+                QkNorm::Unweighted(name) if !fields.flag(name)?.unwrap_or(true) => QkNorm::Never,
                 stated => stated,
             },
             windows,
+            chunked: matches!(family.window, Window::Chunked { .. }),
+            temper: match family.tempered && fields.flag("attn_temperature_tuning")?.unwrap_or(true) {
+                true => Some(Temper {
+                    scale: fields.positive_opt("attn_scale")?.unwrap_or(0.1),
+                    every: fields.size_opt("floor_scale", POSITION_MAX)?.unwrap_or(8192) as u32,
+                }),
+                false => None,
+            },
             mixers: match latent {
                 Some(latent) => vec![Mixer::Latent(latent); layers],
                 None => mixers(fields, family, types.as_deref(), layers)?,
@@ -262,12 +308,12 @@ impl Config {
 
     /// The mixture of experts of a layer, where it has one.
     pub fn experts_of(&self, layer: usize) -> Option<Experts> {
-        self.experts.filter(|experts| layer >= experts.dense)
+        self.experts.filter(|_| self.feeds[layer] == Feed::Experts)
     }
 
     /// Layers with one feed-forward part.
     pub fn dense_layers(&self) -> usize {
-        self.experts.map_or(self.layers, |experts| experts.dense)
+        self.feeds.iter().filter(|feed| **feed == Feed::Dense).count()
     }
 
     /// Width of the feed-forward part of those.
@@ -279,7 +325,7 @@ impl Config {
     pub fn attention_costs(&self) -> [f64; 2] {
         let latent = self.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Latent(latent) => Some(latent),
-            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) => None,
+            Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) | Mixer::Nothing => None,
         });
         match latent {
             Some(latent) => latent.costs(self.hidden, self.heads),
@@ -377,6 +423,7 @@ fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
         Gate::Silu | Gate::Clamped if family.short_conv => return Ok(Activation::Silu),
         Gate::Silu | Gate::Clamped => ("hidden_act", &["silu", "swish"]),
         Gate::XIelu => ("hidden_act", &["xielu"]),
+        Gate::ReluSquared => ("mlp_hidden_act", &["relu2"]),
     };
     if let Some(name) = fields.text(field)?.filter(|name| !names.contains(name)) {
         let name: String = name.chars().take(60).collect();
@@ -386,6 +433,7 @@ fn activation(fields: Fields<'_>, family: &Family) -> Result<Activation> {
         // Of nothing, where there is no gate.
         Gate::Silu | Gate::XIelu => Activation::Silu,
         Gate::GeluTanh => Activation::GeluTanh,
+        Gate::ReluSquared => Activation::ReluSquared,
         Gate::Clamped => Activation::SwigluOai {
             alpha: fields.positive_opt("swiglu_alpha")?.unwrap_or(1.702) as f32,
             limit: fields.positive_opt("swiglu_limit")?.unwrap_or(7.0) as f32,
@@ -433,14 +481,18 @@ pub(crate) fn rotated_layers(family: &Family, listed: Vec<bool>, windows: &[Opti
         Rotated::Windowed if windows.iter().any(Option::is_some) => {
             windows.iter().map(Option::is_some).collect()
         }
-        Rotated::All | Rotated::Listed | Rotated::Windowed => listed,
+        Rotated::All | Rotated::Listed | Rotated::Windowed | Rotated::Stated | Rotated::Never => listed,
     }
 }
 
 /// Which layers rotate q and k by their place alone.
 fn listed_rotations(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Vec<bool>> {
+    if family.rotated == Rotated::Stated {
+        let rotated = fields.text("position_embedding_type")? == Some("rope");
+        return Ok(vec![rotated; layers]);
+    }
     if family.rotated != Rotated::Listed {
-        return Ok(vec![true; layers]);
+        return Ok(vec![family.rotated != Rotated::Never; layers]);
     }
     if let Some(list) = fields.list("no_rope_layers")? {
         // Despite its name, 1 means "rotated".
@@ -472,6 +524,9 @@ fn mixers(
     types: Option<&[LayerType]>,
     layers: usize,
 ) -> Result<Vec<Mixer>> {
+    if let Some(names) = &family.mamba {
+        return Mamba::mixers(fields, names, types, layers);
+    }
     if family.short_conv {
         return ShortConv::mixers(fields, types, layers);
     }
@@ -528,8 +583,17 @@ fn windows(
 ) -> Result<Vec<Option<usize>>> {
     let layers = rotated.len();
     let stated = fields.size_opt("sliding_window", POSITION_MAX)?;
+    if let Window::Chunked { absent } = family.window {
+        let size = fields.size_opt("attention_chunk_size", POSITION_MAX)?.unwrap_or(absent);
+        let size = Some(size).filter(|_| !fields.is_null("attention_chunk_size"));
+        let chunked = (0..layers).map(|layer| match types {
+            Some(types) => types[layer] == LayerType::Sliding,
+            None => rotated[layer],
+        });
+        return Ok(chunked.map(|chunked| size.filter(|_| chunked)).collect());
+    }
     let window = match family.window {
-        Window::Never => None,
+        Window::Never | Window::Chunked { .. } => None,
         Window::Field { .. } | Window::Pattern { .. } if fields.is_null("sliding_window") => None,
         Window::Field { absent } => stated.or(absent),
         Window::Pattern { absent, .. } => stated.or(Some(absent)),
@@ -556,7 +620,7 @@ fn windows(
             (1..=layers).map(|layer| !layer.is_multiple_of(every)).collect()
         }
         // No window, then, or one for all.
-        (None, Window::Never | Window::Field { .. } | Window::SwitchedForAll) => {
+        (None, Window::Never | Window::Chunked { .. } | Window::Field { .. } | Window::SwitchedForAll) => {
             vec![window.is_some(); layers]
         }
     };
@@ -575,6 +639,8 @@ enum LayerType {
     Sliding,
     Linear,
     Conv,
+    /// There is no mixer.
+    Nothing,
 }
 
 fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Option<Vec<LayerType>>> {
@@ -583,13 +649,24 @@ fn layer_types(fields: Fields<'_>, family: &Family, layers: usize) -> Result<Opt
     for value in list {
         types.push(match value.as_str() {
             Some("full_attention") => LayerType::Full,
-            Some("sliding_attention") => LayerType::Sliding,
+            Some("chunked_attention") if matches!(family.window, Window::Chunked { .. }) => {
+                LayerType::Sliding
+            }
+            Some("sliding_attention") if !matches!(family.window, Window::Chunked { .. }) => {
+                LayerType::Sliding
+            }
             Some("linear_attention") if family.delta.is_some() => LayerType::Linear,
             Some("conv") if family.short_conv => LayerType::Conv,
+            Some("mamba" | "linear_attention") if family.mamba.is_some() => LayerType::Linear,
+            Some("attention") if family.mamba.is_some() => LayerType::Full,
             _ => {
                 let what = format!("layer type {value} (field `layer_types`)");
                 let supported = match family.delta {
                     None if family.short_conv => "full_attention, conv",
+                    None if family.mamba.is_some() => "attention, mamba",
+                    None if matches!(family.window, Window::Chunked { .. }) => {
+                        "full_attention, chunked_attention"
+                    }
                     None => "full_attention, sliding_attention",
                     Some(_) => "full_attention, linear_attention",
                 };

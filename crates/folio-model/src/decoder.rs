@@ -3,16 +3,16 @@
 //! Owns: the order of operations, and which layer keeps what in which cache group. Must never: read a weight, or ask which family it is
 //! building; what differs is in [`Config`].
 
+mod mixers;
+
 use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
-use crate::config::{Config, DeltaNet, EmbeddingScale, Experts, Latent, Mixer, ShortConv};
-use crate::family::{Norms, QkNorm};
+use crate::config::{Config, EmbeddingScale, Experts, Latent, Mixer};
+use crate::family::{Choice, Norms};
 use crate::kv_format::KvFormats;
-use crate::program::{
-    AttentionSpec, Buf, ConvolutionSpec, DeltaSpec, ExpertsSpec, Head, LatentSpec, MatrixId, Op, Program,
-    RopeId, StatePlace, VectorId,
-};
+use crate::program::{Buf, ExpertsSpec, Head, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
-use crate::weights::{self, Attention, Conv, Delta, FeedForward, MixerWeights, Weights};
+use crate::weights::{FeedForward, Weights};
+use mixers::{Place, mix};
 
 /// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
 /// the same checkpoint would give others.
@@ -37,23 +37,25 @@ pub struct Tap {
     pub matrix: MatrixId,
 }
 
-/// Which cache group each layer stores what it keeps in, and the kinds of the groups, for sequences of at most
+/// Which cache group each layer stores what it keeps in, if it keeps anything, and the kinds of the groups, for sequences of at most
 /// `max_model_len` tokens: layers that attend to everything, whose latents are all alike, then a group for each size of window and of
 /// state. A window that holds the longest sequence is none.
-fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<usize>) {
+fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<Option<usize>>) {
     let latent = latent(config).map(|latent| GroupKind::Latent { rank: latent.rank as u32 });
     let mut kinds = vec![latent.unwrap_or(GroupKind::Full)];
     let groups = (0..config.layers).map(|layer| {
         let kind = match (config.mixers[layer], window(config, layer, max_model_len)) {
             (Mixer::Delta(net), _) => GroupKind::State { values: net.state_values() },
+            (Mixer::Mamba(mamba), _) => GroupKind::State { values: mamba.state_values() },
             (Mixer::Conv(conv), _) => GroupKind::State { values: conv.state_values() },
             (Mixer::Attention, Some(tokens)) => GroupKind::Window { tokens },
-            (Mixer::Attention, None) | (Mixer::Latent(_), _) => return 0,
+            (Mixer::Attention, None) | (Mixer::Latent(_), _) => return Some(0),
+            (Mixer::Nothing, _) => return None,
         };
-        kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
+        Some(kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
             kinds.push(kind);
             kinds.len() - 1
-        })
+        }))
     });
     let groups = groups.collect();
     (kinds, groups)
@@ -63,7 +65,7 @@ fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<u
 fn latent(config: &Config) -> Option<Latent> {
     config.mixers.iter().find_map(|mixer| match mixer {
         Mixer::Latent(latent) => Some(*latent),
-        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) => None,
+        Mixer::Attention | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_) | Mixer::Nothing => None,
     })
 }
 
@@ -83,7 +85,7 @@ pub fn kv_layout(
     max_model_len: usize,
 ) -> Result<KvLayout, String> {
     let (kinds, group_of) = cache_groups(config, max_model_len);
-    let windowed: Vec<bool> = group_of.iter().map(|group| *group > 0).collect();
+    let windowed: Vec<bool> = group_of.iter().map(|group| group.is_some_and(|group| group > 0)).collect();
     let (kv_heads, head_dim) = match latent(config) {
         Some(latent) => (1, latent.key_dim()),
         None => (config.kv_heads, config.head_dim),
@@ -93,7 +95,7 @@ pub fn kv_layout(
         return Err(format!("latents are kept in f32, f16 or bf16, not in {format}"));
     }
     let group = |(index, kind): (usize, GroupKind)| {
-        let layers = (0..config.layers).filter(|layer| group_of[*layer] == index);
+        let layers = (0..config.layers).filter(|layer| group_of[*layer] == Some(index));
         match kind {
             GroupKind::State { .. } => {
                 let formats = layers.map(|_| KvFormat::F32).collect();
@@ -168,41 +170,25 @@ pub fn program(
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
         tap(&mut program, index, x, added, tapped);
-        let place = Place {
-            group: groups[index] as u32,
-            layer: groups[..index].iter().filter(|before| **before == groups[index]).count() as u32,
-        };
-        read(config, x, layer.norm, eps, buffers.normed, &mut program);
-        let (mixed, weight, bias) = match &layer.mixer {
-            MixerWeights::Attention(attention) => {
-                attend(config, index, attention, &mut program, &buffers, place, max_model_len);
-                (buffers.attended, attention.o, attention.o_bias)
-            }
-            MixerWeights::Latent(sizes, latent) => {
-                latent_attention(config, sizes, latent, &mut program, &buffers.latent, buffers.normed, place);
-                (buffers.latent.attended, latent.o, latent.o_bias)
-            }
-            MixerWeights::Delta(net, delta) => {
-                delta_net(net, config.eps, delta, &mut program, &buffers.delta, buffers.normed, place);
-                (buffers.delta.out, delta.o, None)
-            }
-            MixerWeights::Conv(sizes, conv) => {
-                short_conv(sizes, conv, &mut program, &buffers.conv, buffers.normed, place);
-                (buffers.conv.x, conv.o, None)
-            }
-        };
-        add_block(
-            &mut program,
-            buffers.branch.zip(layer.post_norm),
-            eps,
-            |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
-            x,
-        );
+        if let (Some(mixer), Some(group)) = (&layer.mixer, groups[index]) {
+            let before = groups[..index].iter().filter(|before| **before == Some(group)).count();
+            let place = Place { group: group as u32, layer: before as u32 };
+            read(config, x, layer.norm, eps, buffers.normed, &mut program);
+            let (mixed, weight, bias) =
+                mix(config, index, mixer, &mut program, &buffers, place, max_model_len);
+            add_block(
+                &mut program,
+                buffers.branch.zip(layer.post_norm),
+                eps,
+                |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
+                x,
+            );
+        }
+        let Some(part) = &layer.feed_forward else { continue };
         if config.family.norms != Norms::Once {
             read(config, x, layer.mlp_norm, eps, buffers.normed, &mut program);
         }
-        let experts = config.experts_of(index);
-        let last = feed_forward(config, experts, &layer.feed_forward, &mut program, &buffers);
+        let last = feed_forward(config, config.experts_of(index), part, &mut program, &buffers);
         add_block(
             &mut program,
             buffers.branch.zip(layer.mlp_post_norm),
@@ -210,7 +196,7 @@ pub fn program(
             |out, add| last(out.unwrap_or(x), add),
             x,
         );
-        shared_expert(config, &layer.feed_forward, &mut program, &buffers, x);
+        shared_expert(config, part, &mut program, &buffers, x);
     }
     tap(&mut program, weights.layers.len(), x, added, tapped);
     // What the last norm reads.
@@ -275,10 +261,13 @@ struct Buffers {
     latent: LatentBuffers,
     delta: DeltaBuffers,
     conv: ConvBuffers,
+    mamba: MambaBuffers,
     /// Of one feed-forward part.
     inner: Buf,
     /// Of the router.
     logits: Buf,
+    /// What experts read, and what they add up to, where that is not what others read and as wide as the residual stream.
+    experts: [Buf; 2],
     shared: SharedBuffers,
     /// Of the output of a block that has a norm behind it.
     branch: Option<Buf>,
@@ -308,6 +297,13 @@ struct ConvBuffers {
     x: Buf,
 }
 
+struct MambaBuffers {
+    xbc: Buf,
+    steps: Buf,
+    z: Buf,
+    out: Buf,
+}
+
 struct SharedBuffers {
     inner: Buf,
     gate: Buf,
@@ -316,17 +312,21 @@ struct SharedBuffers {
 impl Buffers {
     /// Those that no layer uses stand for `none`.
     fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
-        let net = config.mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Delta(net) => Some(*net),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) => None,
-        });
-        let conv = config.mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Conv(conv) => Some(conv.channels),
-            Mixer::Attention | Mixer::Latent(_) | Mixer::Delta(_) => None,
-        });
+        let (mut net, mut conv, mut mamba) = (None, None, None);
+        for mixer in &config.mixers {
+            match mixer {
+                Mixer::Delta(sizes) => net = Some(*sizes),
+                Mixer::Conv(sizes) => conv = Some(sizes.channels),
+                Mixer::Mamba(sizes) => mamba = Some(*sizes),
+                Mixer::Attention | Mixer::Latent(_) | Mixer::Nothing => {}
+            }
+        }
         let latent = latent(config);
         let attends = config.mixers.contains(&Mixer::Attention);
         let shared = config.experts.and_then(|experts| experts.shared);
+        let top = config.family.mixture.is_some_and(|mixture| mixture.choice == Choice::Top);
+        let narrow = config.experts.and_then(|experts| experts.latent);
+        let read = narrow.or(config.experts.filter(|_| top).map(|_| config.hidden));
         let normed = buffer(config.hidden);
         let behind = matches!(config.family.norms, Norms::Around | Norms::After);
         let branch = behind.then(|| buffer(config.hidden));
@@ -354,183 +354,18 @@ impl Buffers {
                 z: some(net.map(|net| net.value_heads * net.value_dim)),
                 out: some(net.map(|net| net.value_heads * net.value_dim)),
             },
+            mamba: MambaBuffers {
+                xbc: some(mamba.map(|mamba| mamba.channels())),
+                steps: some(mamba.map(|mamba| mamba.heads)),
+                z: some(mamba.map(|mamba| mamba.width())),
+                out: some(mamba.map(|mamba| mamba.width())),
+            },
             conv: ConvBuffers { before: some(conv), behind: some(conv), x: some(conv) },
+            experts: [some(read), some(narrow)],
             shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
             branch,
         }
     }
-}
-
-/// A layer in its cache group.
-#[derive(Clone, Copy)]
-struct Place {
-    group: u32,
-    layer: u32,
-}
-
-/// Attention, up to what its last projection reads.
-fn attend(
-    config: &Config,
-    index: usize,
-    weights: &Attention<MatrixId, VectorId>,
-    program: &mut Program,
-    buffers: &Buffers,
-    place: Place,
-    max_model_len: usize,
-) {
-    let &Buffers { normed, qkv, attended, gate, .. } = buffers;
-    let spec = program.attention.len();
-    let rows = config.qk_norm == QkNorm::Rows;
-    program.attention.push(AttentionSpec {
-        group: place.group,
-        layer: place.layer,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        scale: config.attention_scale as f32,
-        softcap: config.attention_softcap,
-        window: window(config, index, max_model_len),
-        sinks: weights.sinks,
-        rope: config.rotated[index].then_some(match &config.local_rope {
-            Some(_) if config.windows[index].is_some() => RopeId(1),
-            _ => RopeId(0),
-        }),
-        q_norm: weights.q_norm.filter(|_| !rows),
-        k_norm: weights.k_norm.filter(|_| !rows),
-        norm_last: config.qk_norm == QkNorm::Rotated,
-        norm_eps: config.eps,
-    });
-    program.body.push(Op::Linear {
-        x: normed,
-        weight: weights.qkv,
-        bias: weights.qkv_bias,
-        out: qkv,
-        add: false,
-    });
-    let parts = [(0, weights.q_norm), (config.q_width(), weights.k_norm)];
-    program.body.extend(parts.into_iter().filter(|_| rows).filter_map(|(first, weight)| {
-        Some(Op::NormPart { x: qkv, first, weight: weight?, eps: config.eps })
-    }));
-    program.body.extend([Op::WriteKv { qkv, spec }, Op::Attention { qkv, spec, out: attended }]);
-    if let Some(weight) = weights.gate {
-        program.body.extend([
-            Op::Linear { x: normed, weight, bias: None, out: gate, add: false },
-            Op::SigmoidGate { x: attended, gate },
-        ]);
-    }
-}
-
-/// Latent attention, likewise, in its absorbed form.
-fn latent_attention(
-    config: &Config,
-    sizes: &Latent,
-    weights: &weights::Latent<MatrixId, VectorId>,
-    program: &mut Program,
-    buffers: &LatentBuffers,
-    x: Buf,
-    place: Place,
-) {
-    let &LatentBuffers { q_down: [down, normed], q, latent, queries, mixed, attended } = buffers;
-    let (spec, heads) = (program.latent.len(), config.heads);
-    program.latent.push(LatentSpec {
-        group: place.group,
-        layer: place.layer,
-        heads,
-        rank: sizes.rank,
-        rope_dim: sizes.rope_dim,
-        nope_dim: sizes.nope_dim,
-        scale: config.attention_scale as f32,
-        rope: RopeId(0),
-        neighbours: sizes.neighbours,
-        norm: weights.kv_norm,
-        norm_eps: Latent::EPS,
-    });
-    let linear = |x, weight, bias, out| Op::Linear { x, weight, bias, out, add: false };
-    match weights.q_down.zip(weights.q_norm) {
-        None => program.body.push(linear(x, weights.q, None, q)),
-        Some((matrix, weight)) => program.body.extend([
-            linear(x, matrix, weights.q_down_bias, down),
-            Op::RmsNorm { x: down, weight, eps: Latent::EPS, out: normed },
-            linear(normed, weights.q, None, q),
-        ]),
-    }
-    program.body.extend([
-        linear(x, weights.kv_down, weights.kv_down_bias, latent),
-        Op::HeadLinear { x: q, weight: weights.absorb, heads, out: queries },
-        Op::WriteLatent { q, latent, spec, queries },
-        Op::LatentAttention { queries, spec, out: mixed },
-        Op::HeadLinear { x: mixed, weight: weights.expand, heads, out: attended },
-    ]);
-}
-
-/// A gated delta net, likewise.
-fn delta_net(
-    net: &DeltaNet,
-    eps: f32,
-    weights: &Delta<MatrixId, VectorId>,
-    program: &mut Program,
-    buffers: &DeltaBuffers,
-    x: Buf,
-    place: Place,
-) {
-    let &DeltaBuffers { qkv, gates, z, out } = buffers;
-    let state = |offset| StatePlace { group: place.group, layer: place.layer, offset };
-    let (convolution, spec) = (program.convolutions.len(), program.delta.len());
-    program.convolutions.push(ConvolutionSpec {
-        state: state(0),
-        channels: net.channels(),
-        taps: net.taps,
-        silu: true,
-        weight: weights.taps,
-    });
-    program.delta.push(DeltaSpec {
-        state: state(ConvolutionSpec::state_values(net.channels(), net.taps)),
-        key_heads: net.key_heads,
-        value_heads: net.value_heads,
-        tiled: net.tiled,
-        key_dim: net.key_dim,
-        value_dim: net.value_dim,
-        decay: weights.decay,
-        step_bias: weights.step_bias,
-    });
-    let linear = |weight, out| Op::Linear { x, weight, bias: None, out, add: false };
-    program.body.extend([
-        linear(weights.qkv, qkv),
-        linear(weights.gates, gates),
-        linear(weights.z, z),
-        Op::Convolve { x: qkv, spec: convolution },
-        Op::DeltaRule { qkv, gates, spec, out },
-        Op::GatedRmsNorm { x: out, gate: z, weight: weights.norm, eps },
-    ]);
-}
-
-/// A short convolution, likewise.
-fn short_conv(
-    sizes: &ShortConv,
-    weights: &Conv<MatrixId, VectorId>,
-    program: &mut Program,
-    buffers: &ConvBuffers,
-    normed: Buf,
-    place: Place,
-) {
-    let &ConvBuffers { before, behind, x } = buffers;
-    let spec = program.convolutions.len();
-    program.convolutions.push(ConvolutionSpec {
-        state: StatePlace { group: place.group, layer: place.layer, offset: 0 },
-        channels: sizes.channels,
-        taps: sizes.taps,
-        silu: false,
-        weight: weights.taps,
-    });
-    let linear = |weight, out| Op::Linear { x: normed, weight, bias: None, out, add: false };
-    program.body.extend([
-        linear(weights.before, before),
-        linear(weights.behind, behind),
-        linear(weights.x, x),
-        Op::Multiply { x, by: before },
-        Op::Convolve { x, spec },
-        Op::Multiply { x, by: behind },
-    ]);
 }
 
 /// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.
@@ -541,13 +376,15 @@ fn feed_forward(
     program: &mut Program,
     buffers: &Buffers,
 ) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &FeedForward {
-        router, router_bias, choice_bias, gate_up, gate_up_bias, xielu, down, down_bias, ..
-    } = weights;
-    let &Buffers { normed: x, inner, logits, .. } = buffers;
+    let &FeedForward { router, router_bias, choice_bias, experts_in, experts_out, .. } = weights;
+    let &FeedForward { gate_up, gate_up_bias, xielu, down, down_bias, .. } = weights;
+    let &Buffers { normed: x, inner, logits, experts: [narrow, sum], .. } = buffers;
     let activation = config.activation;
     let spec = program.experts.len();
     let mixture = router.zip(experts);
+    let gated =
+        mixture.is_some() && config.family.mixture.is_some_and(|mixture| mixture.choice == Choice::Top);
+    let read = if gated { narrow } else { x };
     match (mixture, xielu) {
         (None, Some(weight)) => program.body.extend([
             Op::Linear { x, weight: gate_up, bias: gate_up_bias, out: inner, add: false },
@@ -580,11 +417,17 @@ fn feed_forward(
                 down_bias,
             };
             program.experts.push(matrices);
+            program.body.extend(gated.then_some(Op::TopGate { x, logits, out: narrow }));
+            program.body.extend(experts_in.into_iter().flat_map(|weight| {
+                let linear = Op::Linear { x, weight, bias: None, out: narrow, add: false };
+                [linear, Op::Experts { x: narrow, logits, spec, out: sum, add: false }]
+            }));
         }
     }
-    move |out, add| match mixture {
-        None => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
-        Some(_) => Op::Experts { x, logits, spec, out, add },
+    move |out, add| match (mixture, experts_out) {
+        (None, _) => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
+        (Some(_), Some(weight)) => Op::Linear { x: sum, weight, bias: None, out, add },
+        (Some(_), None) => Op::Experts { x: read, logits, spec, out, add },
     }
 }
 

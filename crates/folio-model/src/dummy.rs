@@ -74,9 +74,13 @@ impl Load<ModelError> for Dummy<'_> {
             Made::MinusExp => -0.02,
             Made::Taps => 0.25,
             Made::Linear { .. } if spec.label.contains("norm") => 1.0,
+            Made::Ones { .. } => 1.0,
             Made::Linear { .. } | Made::Transposed { .. } => 0.0,
         };
-        let length: usize = spec.parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
+        let length: usize = match spec.made {
+            Made::Ones { count } => count,
+            _ => spec.parts.iter().map(|part| part.shape.iter().product::<usize>()).sum(),
+        };
         self.parameters += length as u64;
         let (shape, bytes) = ([length], value.to_le_bytes().repeat(length));
         let encoding = Encoding::Plain(DType::F32);

@@ -50,6 +50,9 @@ pub enum QkNorm {
     Rotated,
     /// Those of all heads, before the rotation.
     Rows,
+    /// Those of a head of layers that rotate, behind the rotation and without a weight, where the named boolean of config.json, true when
+    /// absent, says so.
+    Unweighted(&'static str),
 }
 
 /// A rotary embedding that layers with a window have for themselves.
@@ -69,6 +72,9 @@ pub enum Rotated {
     Listed,
     /// Those with a window; all, where none has one.
     Windowed,
+    /// All, where `position_embedding_type` is rope; none otherwise.
+    Stated,
+    Never,
 }
 
 /// How the dimensions of a head are rotated in pairs by the tensors as they are stored.
@@ -91,6 +97,8 @@ pub enum Window {
     Switched,
     /// Likewise, and then on all layers, whatever `max_window_layers` says.
     SwitchedForAll,
+    /// `attention_chunk_size`, unless null, on layers that rotate: it begins where a run of as many positions does.
+    Chunked { absent: usize },
     /// `sliding_window`, unless null, on all layers but every `every`-th (or every `sliding_window_pattern`-th).
     Pattern { absent: usize, every: usize },
 }
@@ -106,6 +114,8 @@ pub enum Gate {
     Clamped,
     /// There is no gate: `hidden_act` must be xielu.
     XIelu,
+    /// There is no gate: `mlp_hidden_act` must be relu2.
+    ReluSquared,
 }
 
 /// What a family calls its mixture of experts.
@@ -122,14 +132,23 @@ pub struct Mixture {
     /// The linear layer whose outputs are the experts' logits.
     pub router: &'static str,
     pub stored: ExpertTensors,
+    /// There may be none of them: layers have the one that speaks for every token alone.
+    pub optional: bool,
     pub choice: Choice,
     /// Default of `routed_scaling_factor`, which multiplies the weights of the chosen; `None`: there is no such factor.
     pub scale: Option<f64>,
     /// Added to the sum by which the weights of the chosen are divided.
     pub sum_eps: f32,
     pub shared: Shared,
+    /// The field with the width of what experts read and write, if it is not that of the residual stream: it is made of that, and what
+    /// they add up to is made that wide again.
+    pub latent: Option<&'static str>,
     /// The field with the number of layers before the first that has experts, and its default; `None`: every layer has.
     pub dense: Option<(&'static str, usize)>,
+    /// The field with the width of layers without.
+    pub dense_inner: &'static str,
+    /// Those that `moe_layers` lists have experts, or every `interleave_moe_layer_step`-th.
+    pub interleaved: bool,
 }
 
 /// What experts are chosen by.
@@ -145,6 +164,8 @@ pub enum Choice {
     },
     /// Shares of all experts and a bias.
     BiasedShares,
+    /// The one of the largest logit, whose sigmoid multiplies what the expert reads.
+    Top,
 }
 
 /// The expert that speaks for every token.
@@ -173,6 +194,8 @@ pub enum ExpertTensors {
     Each,
     /// All in one tensor, of each its gates and then what they gate.
     Halves,
+    /// Likewise, with columns before rows (`checkpoint/experts`).
+    TurnedHalves,
 }
 
 /// How the projections of a gated delta net lie in safetensors files.
@@ -186,6 +209,23 @@ pub enum DeltaTensors {
     /// `in_proj_b` and `in_proj_a`; the decay is stored as what it is.
     GgmlByKeyHead,
     GgmlEach,
+}
+
+/// What a family calls the sizes of its Mamba-2 layers, with their defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MambaFields {
+    pub heads: (&'static str, usize),
+    /// `None`: `hidden_size` times `mamba_expand` (2 when absent), in as many heads.
+    pub head_dim: (&'static str, Option<usize>),
+    pub groups: (&'static str, usize),
+    pub state_dim: (&'static str, usize),
+    pub taps: (&'static str, usize),
+    /// The boolean that says that the convolution has a bias, true when absent.
+    pub bias: &'static str,
+    /// Booleans, and what they must say if they are there.
+    pub fixed: &'static [(&'static str, bool)],
+    /// The decay is stored as what it is, as GGUF files have it, and not as the logarithm of what is subtracted.
+    pub decay_as_is: bool,
 }
 
 /// Defaults of `attn_logit_softcapping` and `final_logit_softcapping`.
@@ -230,9 +270,16 @@ pub struct Family {
     pub delta: Option<DeltaTensors>,
     /// Layers that `layer_types` calls `conv`, or all that `full_attn_idxs` does not list, have a short convolution in attention's place.
     pub short_conv: bool,
+    /// Layers that `layer_types` calls `mamba`, or `linear_attention`, have a Mamba-2 mixer in attention's place.
+    pub mamba: Option<MambaFields>,
+    /// Every layer is one part and no more, as `layers_block_type` or `hybrid_override_pattern` says: Mamba-2, attention, a feed-forward part or
+    /// a mixture of experts.
+    pub single: bool,
     pub window: Window,
     /// A logit per query head that attends to nothing.
     pub sinks: bool,
+    /// Queries of layers that do not rotate are multiplied by what grows with the position, unless `attn_temperature_tuning` is false.
+    pub tempered: bool,
     pub gate: Gate,
     /// Instead of one feed-forward part in every layer.
     pub mixture: Option<Mixture>,

@@ -402,7 +402,10 @@ fn views<'b>(parts: &'b [Part<'_>]) -> Vec<TensorView<'b>> {
 
 /// The values of plain vectors as f32, of each what `made` says.
 fn values_of(parts: &[Part<'_>], made: Made) -> Vec<f32> {
-    let mut all = Vec::new();
+    let mut all = match made {
+        Made::Ones { count } => vec![1.0; count],
+        _ => Vec::new(),
+    };
     for Part { encoding, shape, values, .. } in parts {
         let stored = &values.bytes;
         let values: Vec<f32> = match encoding.plain() {
@@ -423,7 +426,7 @@ fn values_of(parts: &[Part<'_>], made: Made) -> Vec<f32> {
                 let taps = shape.last().copied().unwrap_or(1).max(1);
                 all.extend((0..taps).flat_map(|tap| values.iter().skip(tap).step_by(taps)));
             }
-            Made::Transposed { .. } => all.extend(values),
+            Made::Transposed { .. } | Made::Ones { .. } => all.extend(values),
         }
     }
     all

@@ -33,6 +33,7 @@ pub struct Program {
     pub experts: Vec<ExpertsSpec>,
     pub convolutions: Vec<ConvolutionSpec>,
     pub delta: Vec<DeltaSpec>,
+    pub state_spaces: Vec<StateSpaceSpec>,
     pub latent: Vec<LatentSpec>,
     /// Run for every row, in order.
     pub body: Vec<Op>,
@@ -88,6 +89,10 @@ pub struct AttentionSpec {
     pub softcap: Option<f32>,
     /// A row at position `p` attends to positions `p - window + 1 ..= p` only.
     pub window: Option<u32>,
+    /// And not to those before `p - p % window` (Llama 4).
+    pub chunked: bool,
+    /// What q is multiplied by, where it is not the same at all positions.
+    pub temper: Option<Temper>,
     /// A logit per query head that takes part in the softmax and attends to nothing (gpt-oss).
     pub sinks: Option<VectorId>,
     /// Absent on NoPE layers.
@@ -103,7 +108,26 @@ pub struct AttentionSpec {
 impl AttentionSpec {
     /// First position that a row at `position` attends to.
     pub fn first_position(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+        match self.window.map(|window| window as usize) {
+            None => 0,
+            Some(window) if self.chunked => position - position % window,
+            Some(window) => (position + 1).saturating_sub(window),
+        }
+    }
+}
+
+/// `1 + scale * ln(1 + floor((position + 1) / every))` (Llama 4; Nakanishi, arXiv:2501.19399).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temper {
+    pub scale: f64,
+    pub every: u32,
+}
+
+impl Temper {
+    /// Computed in f64 and rounded once.
+    pub fn at(self, position: usize) -> f32 {
+        let steps = (position + 1) / self.every as usize;
+        (1.0 + self.scale * (steps as f64).ln_1p()) as f32
     }
 }
 
@@ -148,7 +172,7 @@ impl LatentSpec {
     }
 }
 
-/// What becomes of a gate and the value it gates, element by element.
+/// What becomes of a gate and the value it gates, or of a value alone, element by element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `gate / (1 + e^-gate) * up`
@@ -157,6 +181,18 @@ pub enum Activation {
     GeluTanh,
     /// `g / (1 + e^-(alpha * g)) * (u + 1)` of `g = min(gate, limit)` and `u` = up in `-limit..=limit` (gpt-oss).
     SwigluOai { alpha: f32, limit: f32 },
+    /// `max(value, 0)^2`: there is no gate.
+    ReluSquared,
+}
+
+impl Activation {
+    /// Values that one is made of: a gate and what it gates, or one alone.
+    pub const fn inputs(self) -> usize {
+        match self {
+            Activation::Silu | Activation::GeluTanh | Activation::SwigluOai { .. } => 2,
+            Activation::ReluSquared => 1,
+        }
+    }
 }
 
 /// How strongly the chosen experts of a row speak.
@@ -216,7 +252,8 @@ pub struct ExpertsSpec {
     /// Width of an expert's gated values.
     pub inner: usize,
     pub activation: Activation,
-    /// `[2 * count * inner, width of x]`: the gates of every expert, then in the same order what they gate.
+    /// `[2 * count * inner, width of x]`: the gates of every expert, then in the same order what they gate. Without gates `[count * inner,
+    /// width of x]`.
     pub gate_up: MatrixId,
     pub gate_up_bias: Option<VectorId>,
     /// `[count * width of out, inner]`
@@ -248,6 +285,8 @@ pub struct ConvolutionSpec {
     pub silu: bool,
     /// `[taps, channels]`, that of the oldest position first.
     pub weight: VectorId,
+    /// Added to each channel's sum.
+    pub bias: Option<VectorId>,
 }
 
 impl ConvolutionSpec {
@@ -307,6 +346,37 @@ impl DeltaSpec {
     }
 }
 
+/// A state space of Mamba-2 (Dao and Gu, arXiv:2405.21060): per head a matrix S of `[state_dim, head_dim]` that decays and learns what a
+/// position says.
+///
+/// Its state is S of every head, in f32: `[head_dim / 16, state_dim, 16]`, the last columns filled up with zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateSpaceSpec {
+    pub state: StatePlace,
+    /// A multiple of `groups`: head `j` reads B and C of group `j * groups / heads`.
+    pub heads: usize,
+    pub head_dim: usize,
+    pub groups: usize,
+    pub state_dim: usize,
+    /// Per head, what its step is multiplied by, below zero.
+    pub decay: VectorId,
+    pub step_bias: VectorId,
+    /// Per head, how strongly a position speaks for itself.
+    pub skip: VectorId,
+}
+
+impl StateSpaceSpec {
+    /// Width of x, B and C side by side.
+    pub const fn width(&self) -> usize {
+        self.heads * self.head_dim + 2 * self.groups * self.state_dim
+    }
+
+    /// Values of the state of all heads.
+    pub const fn state_values(&self) -> usize {
+        self.heads * DeltaSpec::head_values(self.state_dim, self.head_dim)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[r] = table[token[r]]`
@@ -329,7 +399,8 @@ pub enum Op {
     Input { out: Buf },
     /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it).
     AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
-    /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide.
+    /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide, or as many, where the
+    /// activation has no gate ([`Activation::inputs`]).
     GatedLinear { x: Buf, weight: MatrixId, bias: Option<VectorId>, activation: Activation, out: Buf },
     /// `out = sum of weight * (D.activation(gate, up) + bias)` over the chosen experts of each row, largest score first, with
     /// `[gate | up] = G.x + bias`; or `out += ` that sum when `add`. `logits` are the router's, one per expert, and used up. `spec`
@@ -348,12 +419,24 @@ pub enum Op {
     GatedRmsNorm { x: Buf, gate: Buf, weight: VectorId, eps: f32 },
     /// `x *= sigmoid(gate)`: each value of the gate is that of equally many neighbours in `x`.
     SigmoidGate { x: Buf, gate: Buf },
+    /// One position of a state space ([`StateSpaceSpec`]): `xbc` holds `[x of heads | B of groups | C of groups]`, `steps` one value per
+    /// head. With `t = softplus(step + step_bias)`:
+    ///
+    /// `S = e^(decay * t) * S + B (t * x)^T; out = S^T C + skip * x`
+    ///
+    /// `out` is `[rows, heads * head_dim]`. `spec` indexes [`Program::state_spaces`].
+    StateSpace { xbc: Buf, steps: Buf, spec: usize, out: Buf },
+    /// `x *= silu(gate)`, value by value.
+    SiluGate { x: Buf, gate: Buf },
+    /// `out = x * sigmoid(l)` of the largest of the logits, of rows that one expert speaks for (Llama 4).
+    TopGate { x: Buf, logits: Buf, out: Buf },
     /// `x *= by`, value by value.
     Multiply { x: Buf, by: Buf },
     /// `out = x - mean(x)`; `out` may be `x`.
     Center { x: Buf, out: Buf },
-    /// Of the values of `x` from `first` on, as many as the weight has: `v = v * weight / sqrt(mean(v^2) + eps)`.
-    NormPart { x: Buf, first: usize, weight: VectorId, eps: f32 },
+    /// Of the values of `x` from `first` on, as many as the weight has, in `parts` equal parts of each: `v = v * weight / sqrt(mean(v^2) +
+    /// eps)`.
+    NormPart { x: Buf, first: usize, weight: VectorId, eps: f32, parts: usize },
     /// xIELU (arXiv:2411.13010): `x = ap * x^2 + beta * x` of values above 0, `an * (e^min(x, eps) - 1 - x) + beta * x` of others, with
     /// `ap = softplus(alpha_p)` and `an = beta + softplus(alpha_n)`. `weight` holds `[alpha_p, alpha_n, beta, eps]`.
     XIelu { x: Buf, weight: VectorId },
@@ -385,7 +468,8 @@ impl Program {
         let convolutions = self.convolutions.iter();
         let convolutions =
             convolutions.map(|spec| (spec.state, ConvolutionSpec::state_values(spec.channels, spec.taps)));
-        convolutions.chain(self.delta.iter().map(|spec| (spec.state, spec.state_values())))
+        let spaces = self.state_spaces.iter().map(|spec| (spec.state, spec.state_values()));
+        convolutions.chain(self.delta.iter().map(|spec| (spec.state, spec.state_values()))).chain(spaces)
     }
 
     /// Rows of the smallest embedding table: what tokens must be below.
@@ -412,8 +496,11 @@ impl Op {
             Op::Experts { x, logits, out, add, .. } => [Some(x), Some(logits), add.then_some(out)],
             Op::Convolve { x, .. } => [Some(x), None, None],
             Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
+            Op::StateSpace { xbc, steps, .. } => [Some(xbc), Some(steps), None],
+            Op::SiluGate { x, gate } => [Some(x), Some(gate), None],
             Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
             Op::Multiply { x, by } => [Some(x), Some(by), None],
+            Op::TopGate { x, logits, .. } => [Some(x), Some(logits), None],
             Op::Center { x, .. } | Op::NormPart { x, .. } | Op::XIelu { x, .. } => [Some(x), None, None],
             Op::HeadLinear { x, .. } => [Some(x), None, None],
             Op::WriteLatent { q, latent, queries, .. } => [Some(q), Some(latent), Some(queries)],
@@ -433,6 +520,8 @@ impl Op {
             | Op::AddRmsNorm { out, .. }
             | Op::Experts { out, .. }
             | Op::Center { out, .. }
+            | Op::TopGate { out, .. }
+            | Op::StateSpace { out, .. }
             | Op::DeltaRule { out, .. }
             | Op::HeadLinear { out, .. }
             | Op::LatentAttention { out, .. }
@@ -444,6 +533,7 @@ impl Op {
             | Op::GatedRmsNorm { x, .. }
             | Op::SigmoidGate { x, .. }
             | Op::Multiply { x, .. }
+            | Op::SiluGate { x, .. }
             | Op::NormPart { x, .. }
             | Op::XIelu { x, .. } => x,
         }

@@ -72,11 +72,29 @@ pub const FIXTURES: &[&str] = &[
     "apertus",
     "lfm2",
     "lfm2_moe",
+    "granite4_h",
+    "granite4",
+    "nemotron_h",
+    "nemotron_h_latent",
+    "nemotron_h_dense",
+    "llama4_text",
+    "llama4",
 ];
 
 /// Those of them that keep states: not every device computes them.
-pub const HYBRIDS: &[&str] =
-    &["qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "lfm2", "lfm2_moe"];
+pub const HYBRIDS: &[&str] = &[
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5",
+    "qwen3_5_moe_text",
+    "qwen3_5_moe",
+    "lfm2",
+    "lfm2_moe",
+    "granite4_h",
+    "nemotron_h",
+    "nemotron_h_latent",
+    "nemotron_h_dense",
+];
 
 /// Those with other parts that are computed on the CPU only, and what these are called.
 pub const CPU_ONLY: &[(&str, &str)] = &[
@@ -90,6 +108,8 @@ pub const CPU_ONLY: &[(&str, &str)] = &[
     ("hunyuan_v1_moe", "norms of q and k behind the rotation"),
     ("cohere2", "layer norms"),
     ("apertus", "xIELU activations"),
+    ("llama4_text", "experts whose weight multiplies what they read"),
+    ("llama4", "experts whose weight multiplies what they read"),
 ];
 
 /// Those with latent attention: likewise.

@@ -4,7 +4,7 @@
 //! twice: over tensor names (what to load) and over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten,
 //! or used and never loaded.
 
-use crate::config::{self, Config, DeltaNet, Mixer, ShortConv};
+use crate::config::{self, Config, DeltaNet, Feed, Mixer, ShortConv};
 use crate::family::{Choice, DeltaTensors, ExpertTensors, Fusion, Gate, Norms, QkNorm, Shared};
 use crate::program::{MatrixId, VectorId};
 
@@ -96,6 +96,8 @@ pub enum Made {
     /// A matrix of which so many rows at a time, `[rows, columns]`, become `[columns, rows]`, in a type that holds each value as it is
     /// decoded.
     Transposed { rows: usize },
+    /// So many ones, of no tensor.
+    Ones { count: usize },
 }
 
 impl Made {
@@ -116,12 +118,14 @@ pub struct Weights<M, V> {
 pub struct Layer<M, V> {
     /// Of what the mixer reads.
     pub norm: Option<V>,
-    pub mixer: MixerWeights<M, V>,
+    /// Absent in a layer that is a feed-forward part alone.
+    pub mixer: Option<MixerWeights<M, V>>,
     /// Of what the mixer adds to the residual stream.
     pub post_norm: Option<V>,
     /// Of what the feed-forward part reads.
     pub mlp_norm: Option<V>,
-    pub feed_forward: FeedForward<M, V>,
+    /// Absent in a layer that is a mixer alone.
+    pub feed_forward: Option<FeedForward<M, V>>,
     /// Of what the feed-forward part adds.
     pub mlp_post_norm: Option<V>,
 }
@@ -133,6 +137,7 @@ pub enum MixerWeights<M, V> {
     Latent(config::Latent, Latent<M, V>),
     Delta(DeltaNet, Delta<M, V>),
     Conv(ShortConv, Conv<M, V>),
+    Mamba(config::Mamba, Mamba<M, V>),
 }
 
 /// Turns specifications into loaded weights.
@@ -224,6 +229,24 @@ weights! {
 }
 
 weights! {
+    /// A Mamba-2 mixer.
+    Mamba {
+        /// x, B and C, one below the other: the channels of the convolution.
+        xbc: M = matrix,
+        taps: V = vector,
+        bias: Option<V> = some_vector,
+        steps: M = matrix,
+        decay: V = vector,
+        step_bias: V = vector,
+        skip: V = vector,
+        /// Gate of the output.
+        z: M = matrix,
+        norm: V = vector,
+        o: M = matrix,
+    }
+}
+
+weights! {
     /// A short convolution.
     Conv {
         /// What it reads is multiplied by, what comes out is, and what it reads.
@@ -242,13 +265,17 @@ weights! {
         router_bias: Option<V> = some_vector,
         /// Added to what experts are chosen by.
         choice_bias: Option<V> = some_vector,
-        /// Without a gate: what xIELU reads.
+        /// What experts read is made by, where it is not what all others read.
+        experts_in: Option<M> = some_matrix,
+        /// Without a gate: what the activation reads.
         gate_up: M = matrix,
         gate_up_bias: Option<V> = some_vector,
         /// Of xIELU.
         xielu: Option<V> = some_vector,
         down: M = matrix,
         down_bias: Option<V> = some_vector,
+        /// What experts add up to is made as wide by as what they were made of.
+        experts_out: Option<M> = some_matrix,
         /// The expert that speaks for every token, and how strongly, where that is not the same for all.
         shared_gate_up: Option<M> = some_matrix,
         shared_down: Option<M> = some_matrix,
@@ -283,30 +310,41 @@ impl Layer<WeightSpec, WeightSpec> {
     fn list<'a>(&'a self, list: &mut Vec<&'a WeightSpec>) {
         list.extend(&self.norm);
         match &self.mixer {
-            MixerWeights::Attention(attention) => attention.list(list),
-            MixerWeights::Latent(_, latent) => latent.list(list),
-            MixerWeights::Delta(_, delta) => delta.list(list),
-            MixerWeights::Conv(_, conv) => conv.list(list),
+            Some(MixerWeights::Attention(attention)) => attention.list(list),
+            Some(MixerWeights::Latent(_, latent)) => latent.list(list),
+            Some(MixerWeights::Delta(_, delta)) => delta.list(list),
+            Some(MixerWeights::Conv(_, conv)) => conv.list(list),
+            Some(MixerWeights::Mamba(_, mamba)) => mamba.list(list),
+            None => {}
         }
         list.extend(&self.post_norm);
         list.extend(&self.mlp_norm);
-        self.feed_forward.list(list);
+        if let Some(feed_forward) = &self.feed_forward {
+            feed_forward.list(list);
+        }
         list.extend(&self.mlp_post_norm);
     }
 
     fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
         Ok(Layer {
             norm: self.norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            mixer: match &self.mixer {
-                MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
-                MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
-                MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
-                MixerWeights::Conv(sizes, conv) => MixerWeights::Conv(*sizes, conv.try_map(load)?),
-            },
+            mixer: self.mixer.as_ref().map(|mixer| mixer.try_map(load)).transpose()?,
             post_norm: self.post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
-            feed_forward: self.feed_forward.try_map(load)?,
+            feed_forward: self.feed_forward.as_ref().map(|part| part.try_map(load)).transpose()?,
             mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+        })
+    }
+}
+
+impl MixerWeights<WeightSpec, WeightSpec> {
+    fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<MixerWeights<MatrixId, VectorId>, E> {
+        Ok(match self {
+            MixerWeights::Attention(attention) => MixerWeights::Attention(attention.try_map(load)?),
+            MixerWeights::Latent(sizes, latent) => MixerWeights::Latent(*sizes, latent.try_map(load)?),
+            MixerWeights::Delta(net, delta) => MixerWeights::Delta(*net, delta.try_map(load)?),
+            MixerWeights::Conv(sizes, conv) => MixerWeights::Conv(*sizes, conv.try_map(load)?),
+            MixerWeights::Mamba(sizes, mamba) => MixerWeights::Mamba(*sizes, mamba.try_map(load)?),
         })
     }
 }
@@ -346,20 +384,28 @@ impl LayerNames<'_> {
         // With a norm behind each block, the one that others have before the second is behind the first.
         let norms = config.family.norms;
         let (pre, post) = (norms != Norms::After, matches!(norms, Norms::Around | Norms::After));
-        let mlp_norm = if post { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         let norm = |name: &str| self.norm(name, "", config.hidden);
+        let mixer = match config.mixers[self.index] {
+            Mixer::Attention => Some(MixerWeights::Attention(self.attention())),
+            Mixer::Latent(sizes) => Some(MixerWeights::Latent(sizes, self.latent(&sizes))),
+            Mixer::Delta(net) => Some(MixerWeights::Delta(net, self.delta(&net))),
+            Mixer::Conv(sizes) => Some(MixerWeights::Conv(sizes, self.short_conv(&sizes))),
+            Mixer::Mamba(sizes) => Some(MixerWeights::Mamba(sizes, self.mamba(&sizes))),
+            Mixer::Nothing => None,
+        };
+        let feeds = config.feeds[self.index] != Feed::Nothing;
+        let mlp_norm = match &mixer {
+            None => "input_layernorm",
+            Some(_) if post => "pre_feedforward_layernorm",
+            Some(_) => "post_attention_layernorm",
+        };
         Layer {
-            norm: pre.then(|| norm("input_layernorm")),
-            mixer: match config.mixers[self.index] {
-                Mixer::Attention => MixerWeights::Attention(self.attention()),
-                Mixer::Latent(sizes) => MixerWeights::Latent(sizes, self.latent(&sizes)),
-                Mixer::Delta(net) => MixerWeights::Delta(net, self.delta(&net)),
-                Mixer::Conv(sizes) => MixerWeights::Conv(sizes, self.short_conv(&sizes)),
-            },
-            post_norm: post.then(|| norm("post_attention_layernorm")),
-            mlp_norm: (pre && norms != Norms::Once).then(|| norm(mlp_norm)),
-            feed_forward: self.feed_forward(),
-            mlp_post_norm: post.then(|| norm("post_feedforward_layernorm")),
+            norm: (pre && mixer.is_some()).then(|| norm("input_layernorm")),
+            post_norm: (post && mixer.is_some()).then(|| norm("post_attention_layernorm")),
+            mixer,
+            mlp_norm: (pre && feeds && norms != Norms::Once).then(|| norm(mlp_norm)),
+            feed_forward: feeds.then(|| self.feed_forward()),
+            mlp_post_norm: (post && feeds).then(|| norm("post_feedforward_layernorm")),
         }
     }
 
@@ -440,6 +486,10 @@ impl LayerNames<'_> {
             QkNorm::Never | QkNorm::Stated(_) => None,
             QkNorm::Heads | QkNorm::Rotated => Some(self.norm(name, "self_attn.", dim)),
             QkNorm::Rows => Some(self.norm(name, "self_attn.", all)),
+            QkNorm::Unweighted(_) if config.rotated[self.index] => {
+                Some(WeightSpec { made: Made::Ones { count: dim }, ..self.stack(name, Vec::new()) })
+            }
+            QkNorm::Unweighted(_) => None,
         };
         // Each head's queries, and behind them its gate.
         let gated = |rows| TensorSpec { rows, ..self.tensor("self_attn.q_proj.weight", &[2 * q, hidden]) };
@@ -552,6 +602,34 @@ impl LayerNames<'_> {
         }
     }
 
+    fn mamba(&self, sizes: &config::Mamba) -> Mamba<WeightSpec, WeightSpec> {
+        let hidden = self.config.hidden;
+        let (width, channels, heads) = (sizes.width(), sizes.channels(), sizes.heads);
+        let all = width + channels + heads;
+        let as_is = self.config.family.mamba.is_some_and(|fields| fields.decay_as_is);
+        let decay = if as_is { Made::AS_STORED } else { Made::MinusExp };
+        let rows = |label: &str, first: usize, rows: usize| {
+            let tensor = self.tensor("mamba.in_proj.weight", &[all, hidden]);
+            self.stack(label, vec![TensorSpec { rows: Pick { period: all, first, rows }, ..tensor }])
+        };
+        let vector = |label: &str, of: &str, width: usize| self.one(label, &format!("mamba.{of}"), &[width]);
+        Mamba {
+            z: rows("mamba_z", 0, width),
+            xbc: rows("mamba_xbc", width, channels),
+            steps: rows("mamba_steps", width + channels, heads),
+            taps: WeightSpec {
+                made: Made::Taps,
+                ..self.one("taps", "mamba.conv1d.weight", &[channels, 1, sizes.taps])
+            },
+            bias: sizes.bias.then(|| vector("taps_bias", "conv1d.bias", channels)),
+            decay: WeightSpec { made: decay, ..vector("decay", "A_log", heads) },
+            step_bias: vector("step_bias", "dt_bias", heads),
+            skip: vector("skip", "D", heads),
+            norm: vector("mamba_norm", "gated_norm.weight", width),
+            o: self.one("out_proj", "mamba.out_proj.weight", &[hidden, width]),
+        }
+    }
+
     fn short_conv(&self, sizes: &ShortConv) -> Conv<WeightSpec, WeightSpec> {
         let &ShortConv { channels, taps } = sizes;
         let third = |label: &str, at: usize| {
@@ -590,38 +668,60 @@ impl LayerNames<'_> {
             _ => &[count],
         };
         let by_bias = matches!(choice, Some(Choice::BiasedSigmoids { .. } | Choice::BiasedShares));
-        let ungated = config.family.gate == Gate::XIelu;
+        let ungated = matches!(config.family.gate, Gate::XIelu | Gate::ReluSquared);
+        // Of what experts read and write.
+        let latent = experts.and_then(|experts| experts.latent);
+        let wide = latent.unwrap_or(hidden);
         let split = [("gate_proj", count * inner), ("up_proj", count * inner)];
         let split = &split[usize::from(ungated)..];
         let mlp = if mixture.is_some() { EXPERTS } else { "mlp" };
         let gate_up = |label, cols| self.projections(label, mlp, split, "gate_up_proj", cols);
         let down =
-            |label, cols| self.projections(label, mlp, &[("down_proj", count * hidden)], "down_proj", cols);
+            |label, cols| self.projections(label, mlp, &[("down_proj", count * wide)], "down_proj", cols);
         let shared = experts.and_then(|experts| experts.shared);
         let shared_form = mixture.map(|mixture| mixture.shared);
         let is_gated = matches!(shared_form, Some(Shared::Gated(_)));
         let in_halves = matches!(shared_form, Some(Shared::Halves(_)));
         let name = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
         let of_shared = |part: &str, rows, cols| self.tensor(&format!("{name}{part}.weight"), &[rows, cols]);
+        // What speaks for every token elsewhere speaks alone.
+        let alone = mixture.is_none()
+            && config
+                .family
+                .mixture
+                .is_some_and(|mixture| mixture.optional && matches!(mixture.shared, Shared::Halves(_)));
         FeedForward {
             router: router_spec("router_weight", "weight", &[count, hidden]),
             router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
             choice_bias: router_spec("choice_bias", "e_score_correction_bias", bias_shape)
                 .filter(|_| by_bias),
-            gate_up: gate_up("gate_up", Some(hidden)),
+            gate_up: match alone {
+                true => self.one("gate_up", "mlp.shared_experts.gate_up_proj.weight", &[2 * inner, hidden]),
+                false => gate_up("gate_up", Some(wide)),
+            },
             gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
-            xielu: ungated.then(|| {
+            experts_in: latent
+                .map(|latent| self.one("experts_in", "mlp.fc1_latent_proj.weight", &[latent, hidden])),
+            experts_out: latent
+                .map(|latent| self.one("experts_out", "mlp.fc2_latent_proj.weight", &[hidden, latent])),
+            xielu: (config.family.gate == Gate::XIelu).then(|| {
                 let part = |name: &str, shape: &[usize]| self.tensor(&format!("mlp.act_fn.{name}"), shape);
                 let parts =
                     [part("alpha_p", &[1]), part("alpha_n", &[1]), part("beta", &[]), part("eps", &[])];
                 self.stack("xielu", parts.to_vec())
             }),
-            down: down("down_proj", Some(inner)),
+            down: match alone {
+                true => self.one("down_proj", "mlp.shared_experts.down_proj.weight", &[hidden, inner]),
+                false => down("down_proj", Some(inner)),
+            },
             down_bias: config.mlp_bias.then(|| down("down_bias", None)),
             shared_gate_up: shared.map(|inner| {
                 let parts = match in_halves {
                     true => vec![of_shared(".gate_up_proj", 2 * inner, hidden)],
-                    false => [".gate_proj", ".up_proj"].map(|name| of_shared(name, inner, hidden)).to_vec(),
+                    false => [".gate_proj", ".up_proj"][usize::from(ungated)..]
+                        .iter()
+                        .map(|name| of_shared(name, inner, hidden))
+                        .collect(),
                 };
                 self.stack("shared_gate_up", parts)
             }),

@@ -21,6 +21,9 @@ const NAMES: &[&str] = &[
     "hunyuan_v1_moe",
     "cohere2",
     "apertus",
+    "granite4",
+    "llama4_text",
+    "llama4",
 ];
 
 #[test]
@@ -31,7 +34,11 @@ fn every_tensor_moves_the_logits() {
         let mut file = File::read(&copy.path().join("model.safetensors"));
         let names: Vec<String> = file.tensors.keys().cloned().collect();
         // Where xIELU's exponential stops growing is nearly 0 whatever it is; an expert may be chosen for no token.
-        let matters = |tensor: &&String| !tensor.ends_with("act_fn.eps") && !tensor.contains(".experts.");
+        let matters = |tensor: &&String| {
+            !["act_fn.eps", ".experts.", "vision_model.", "multi_modal_projector."]
+                .iter()
+                .any(|part| tensor.contains(part))
+        };
         for tensor in names.iter().filter(matters) {
             let stored = file.get(tensor);
             let before = stored.bytes.clone();
@@ -80,6 +87,20 @@ fn every_field_that_is_read_moves_the_logits() {
         ("cohere2", "layer_norm_eps", json!(1e-2)),
         ("cohere2", "sliding_window", json!(4)),
         ("lfm2", "norm_eps", json!(1e-2)),
+        ("granite4_h", "rms_norm_eps", json!(1e-1)),
+        ("granite4_h", "position_embedding_type", json!("rope")),
+        ("granite4", "position_embedding_type", json!("nope")),
+        ("llama4_text", "attention_chunk_size", json!(4)),
+        ("llama4_text", "attention_chunk_size", Value::Null),
+        ("llama4_text", "attn_temperature_tuning", json!(false)),
+        ("llama4_text", "attn_scale", json!(0.5)),
+        ("llama4_text", "floor_scale", json!(2)),
+        ("llama4_text", "use_qk_norm", json!(false)),
+        ("llama4_text", "no_rope_layers", json!([1, 1, 1, 1])),
+        ("nemotron_h", "layer_norm_epsilon", json!(1e-1)),
+        ("nemotron_h", "num_experts_per_tok", json!(2)),
+        ("nemotron_h", "routed_scaling_factor", json!(1.0)),
+        ("nemotron_h", "norm_topk_prob", json!(false)),
         ("lfm2_moe", "routed_scaling_factor", json!(1.0)),
         ("lfm2_moe", "norm_topk_prob", json!(false)),
     ] {
@@ -130,6 +151,61 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
         ("lfm2", "layer_types", json!([full, conv, full, conv, full]), "layers.0.self_attn"),
         ("lfm2", "layer_types", json!([conv, "mamba", full, conv, full]), "full_attention, conv"),
         ("lfm2", "tie_embedding", json!(false), "lm_head.weight"),
+        ("granite4_h", "mamba_n_heads", json!(2), "in_proj.weight"),
+        ("granite4_h", "mamba_n_groups", json!(3), "not a multiple of mamba_n_groups = 3"),
+        ("granite4_h", "mamba_n_groups", json!(1), "in_proj.weight"),
+        ("granite4_h", "mamba_d_state", json!(8), "in_proj.weight"),
+        ("granite4_h", "mamba_d_state", json!(1 << 20), "mamba_d_state"),
+        ("granite4_h", "mamba_d_head", json!(1 << 19), "mamba_d_head"),
+        ("granite4_h", "mamba_d_conv", json!(3), "conv1d.weight"),
+        ("granite4_h", "mamba_d_conv", json!(1), "expected 2 to 16"),
+        ("granite4_h", "mamba_conv_bias", json!(false), "conv1d.bias"),
+        ("granite4_h", "mamba_proj_bias", json!(true), "mamba_proj_bias"),
+        ("granite4_h", "time_step_limit", json!([0.0, 1.0]), "time_step_limit"),
+        ("granite4_h", "layer_types", json!(["mamba", "attention", "mamba", "mamba"]), "layers.1.self_attn"),
+        ("granite4_h", "layer_types", json!(["mamba", "conv", "mamba", "mamba"]), "attention, mamba"),
+        ("granite4", "shared_intermediate_size", json!(48), "shared_mlp"),
+        ("granite4", "num_local_experts", json!(2), "num_experts_per_tok"),
+        ("llama4_text", "num_experts_per_tok", json!(2), "2 experts of a token"),
+        ("llama4_text", "moe_layers", json!([0, 4]), "names layer 4 of 4"),
+        ("llama4_text", "moe_layers", json!([0, 1, 2]), "layers.3.mlp.gate_proj.weight"),
+        ("llama4_text", "intermediate_size", json!(24), "mlp.experts.gate_up_proj"),
+        ("llama4_text", "num_local_experts", json!(5), "mlp."),
+        ("llama4_text", "layer_types", json!(["sliding_attention"]), "full_attention, chunked_attention"),
+        ("llama3", "layer_types", json!(["chunked_attention"]), "full_attention, sliding_attention"),
+        (
+            "nemotron_h",
+            "layers_block_type",
+            json!(["mamba", "moe", "moe", "attention", "mlp", "moe"]),
+            "layers.2.",
+        ),
+        ("nemotron_h", "layers_block_type", json!(["mamba", "conv"]), "mamba, attention, mlp, moe"),
+        ("nemotron_h", "layers_block_type", json!([]), "names 0 layers, expected 1 to"),
+        ("nemotron_h", "layers_block_type", Value::Null, "hybrid_override_pattern"),
+        ("nemotron_h", "mlp_hidden_act", json!("silu"), "relu2"),
+        ("nemotron_h", "mamba_hidden_act", json!("gelu"), "mamba_hidden_act"),
+        ("nemotron_h", "use_bias", json!(true), "use_bias"),
+        ("nemotron_h", "use_conv_bias", json!(false), "conv1d.bias"),
+        ("nemotron_h", "n_groups", json!(4), "not a multiple of n_groups = 4"),
+        ("nemotron_h", "mamba_num_heads", json!(3), "in_proj.weight"),
+        ("nemotron_h", "mamba_head_dim", json!(18), "in_proj.weight"),
+        ("nemotron_h", "ssm_state_size", json!(16), "in_proj.weight"),
+        ("nemotron_h", "conv_kernel", json!(3), "conv1d.weight"),
+        ("nemotron_h", "time_step_limit", json!([0.001, {"__float__": "Infinity"}]), "time_step_limit"),
+        ("nemotron_h", "n_routed_experts", json!(7), "gate"),
+        ("nemotron_h", "moe_intermediate_size", json!(16), "experts"),
+        ("nemotron_h", "moe_shared_expert_intermediate_size", json!(24), "shared_experts"),
+        ("nemotron_h", "moe_latent_size", json!(24), "fc1_latent_proj"),
+        ("nemotron_h", "intermediate_size", json!(48), "up_proj"),
+        ("nemotron_h_latent", "moe_latent_size", json!(20), "fc1_latent_proj"),
+        ("nemotron_h_latent", "moe_latent_size", Value::Null, "experts"),
+        (
+            "nemotron_h_dense",
+            "hybrid_override_pattern",
+            json!("M-*-"),
+            "names 4 layers, expected num_hidden_layers = 5",
+        ),
+        ("nemotron_h_dense", "hybrid_override_pattern", json!("M-*|M"), "`|`"),
         ("lfm2_moe", "use_expert_bias", json!(false), "use_expert_bias"),
         ("lfm2_moe", "num_dense_layers", json!(2), "layers.1.mlp.gate_proj.weight"),
     ] {
@@ -137,6 +213,22 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
         let error = load(copy.path(), None).expect_err(field).to_string();
         assert!(error.contains(named), "{name}: {field} = {value}: {error}");
     }
+}
+
+/// As Python writes it, and transformers since version 5; limits that hold nothing are none.
+#[test]
+fn infinity_is_read_in_either_form() {
+    let expected = logits(&fixture("nemotron_h"));
+    let copy = copy_of("nemotron_h");
+    let path = copy.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["time_step_limit"], json!([0.0, {"__float__": "Infinity"}]));
+    config["time_step_limit"] = json!(["LIMITS"]);
+    config["name"] = json!("\"to Infinity\\");
+    let text = config.to_string().replace("\"LIMITS\"", "0.0, Infinity");
+    std::fs::write(&path, text).unwrap();
+    assert_eq!(logits(copy.path()), expected);
 }
 
 /// Before `layer_types` was there.

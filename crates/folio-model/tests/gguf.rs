@@ -76,6 +76,13 @@ fn expressible(name: &str) -> tempfile::TempDir {
     match name {
         "gemma2" | "gemma3_text" => config["query_pre_attn_scalar"] = 16.into(),
         "gpt_oss" => config["swiglu_limit"] = 7.into(),
+        "llama4_text" => (config["attention_chunk_size"], config["floor_scale"]) = (8192.into(), 8192.into()),
+        "llama4" => {
+            let text = &mut config["text_config"];
+            // Of a model with 128 experts a file means that q and k have no norms.
+            (text["attention_chunk_size"], text["floor_scale"]) = (8192.into(), 8192.into());
+            text["use_qk_norm"] = true.into();
+        }
         _ => {}
     }
     std::fs::write(path, config.to_string()).unwrap();
@@ -160,6 +167,9 @@ fn architectures_imply_what_no_key_says() {
     assert_eq!(local.local_rope.map(|rope| rope.theta), Some(20_000.0));
     assert_eq!(scale(&config("gemma3", 62, &|w| w).unwrap()), 24.0, "of 27B");
 
+    let turned = |w: Writer| w.flag("granite.rope.scaling.finetuned", false);
+    assert!(config("granite", 2, &turned).unwrap_err().contains("granite.rope.scaling.finetuned"));
+
     let oss = |writer: Writer| {
         writer
             .u32("gpt-oss.expert_count", 8)
@@ -181,6 +191,7 @@ fn architectures_imply_what_no_key_says() {
         ("lfm2", None, ["lfm2.attention.head_count_kv", "is 2, expected"]),
         ("deepseek2", None, ["deepseek2.attention.key_length_mla", "missing"]),
         ("qwen35", None, ["qwen35.ssm.time_step_rank", "missing"]),
+        ("granitehybrid", None, ["granitehybrid.attention.head_count_kv", "is 2, expected"]),
         ("cohere2", None, ["cohere2.attention.layer_norm_epsilon", "missing"]),
         (
             "glm4moe",

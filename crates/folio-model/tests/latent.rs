@@ -176,16 +176,16 @@ fn defaults_are_those_of_the_models() {
     assert!((v3.attention_scale - 0.13523).abs() < 1e-5, "{}", v3.attention_scale);
     assert_eq!(v3.rope.table(4096).scale, 1.0);
     let experts = v3.experts.unwrap();
-    assert_eq!((experts.count, experts.chosen, experts.dense, experts.shared), (256, 8, 3, Some(512)));
+    assert_eq!((experts.count, experts.chosen, v3.dense_layers(), experts.shared), (256, 8, 3, Some(512)));
     assert_eq!((experts.routing, experts.scale), (Routing::SigmoidAmongChosen, 2.5));
     assert_eq!(experts.groups, Some(ExpertGroups { count: 8, kept: 4, by_two: true }));
     assert_eq!((v3.experts_of(2), v3.experts_of(3)), (None, Some(experts)));
     let glm = config(json!({"model_type": "glm4_moe_lite"}));
     let experts = glm.experts.unwrap();
-    assert_eq!((experts.count, experts.chosen, experts.dense, experts.groups), (64, 4, 1, None));
+    assert_eq!((experts.count, experts.chosen, glm.dense_layers(), experts.groups), (64, 4, 1, None));
     let v2 = config(json!({"model_type": "deepseek_v2"}));
     let experts = v2.experts.unwrap();
-    assert_eq!((experts.count, experts.dense, experts.scale, experts.shared), (64, 0, 1.0, Some(1024)));
+    assert_eq!((experts.count, v2.dense_layers(), experts.scale, experts.shared), (64, 0, 1.0, Some(1024)));
     assert_eq!((experts.routing, experts.groups), (Routing::AmongAll, None));
 }
 

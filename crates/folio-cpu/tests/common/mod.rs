@@ -6,7 +6,7 @@ use folio_model::backend::{
     Backend, Batch, DType, GroupKind, HOLE, KvFormat, KvGroup, KvLayout, Span, TensorView,
 };
 use folio_model::program::{
-    Activation, AttentionSpec, Buf, ExpertsSpec, Head, Op, Program, Rope, RopeId, Routing,
+    Activation, AttentionSpec, Buf, ExpertsSpec, Head, Op, Program, Rope, RopeId, Routing, Temper,
 };
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::testing::blocks;
@@ -195,6 +195,8 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
             scale: 1.7 * (spec.head_dim as f32).powf(-0.5),
             softcap: spec.softcap,
             window,
+            chunked: spec.others && window.is_some(),
+            temper: spec.others.then_some(Temper { scale: 0.1, every: 7 }),
             sinks,
             rope: (spec.rotary > 0).then_some(RopeId(0)),
             q_norm: norms.map(|n| n[0]),
@@ -215,7 +217,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         if spec.others {
             for (first, width) in [(0, wide), (wide, spec.kv_heads * spec.head_dim)] {
                 let weight = load.vector(width, 1.0, 0.2);
-                body.push(Op::NormPart { x: qkv_buf, first, weight, eps: 1e-5 });
+                body.push(Op::NormPart { x: qkv_buf, first, weight, eps: 1e-5, parts: 2 });
             }
         }
         body.push(Op::WriteKv { qkv: qkv_buf, spec: layer });
@@ -253,7 +255,11 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
                 body.push(Op::Linear { x: normed, weight, bias: None, out, add: false });
             }
             let weight = load.vector(4, 0.1, 0.4);
-            body.extend([Op::XIelu { x: inner, weight }, Op::Multiply { x: inner, by: second }]);
+            body.extend([
+                Op::XIelu { x: inner, weight },
+                Op::Multiply { x: inner, by: second },
+                Op::TopGate { x: inner, logits: second, out: inner },
+            ]);
             let weight = load.matrix(spec.hidden, spec.ffn, None);
             body.push(Op::Linear { x: inner, weight, bias: None, out: x, add: true });
             continue;

@@ -24,6 +24,8 @@ pub fn spec(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
         scale: (head_dim as f32).sqrt().recip(),
         softcap: None,
         window: None,
+        chunked: false,
+        temper: None,
         sinks: None,
         rope: None,
         q_norm: None,

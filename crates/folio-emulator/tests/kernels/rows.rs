@@ -152,6 +152,7 @@ fn gated(activation: Activation, gate: f64, up: f64) -> f64 {
             // 1 + tanh(x) without what cancels.
             gate / (1.0 + (-2.0 * inner).exp()) * up
         }
+        Activation::ReluSquared => gate.max(0.0) * up,
         Activation::SwigluOai { alpha, limit } => {
             let (gate, up) = (gate.min(f64::from(limit)), up.clamp(-f64::from(limit), f64::from(limit)));
             gate / (1.0 + (-f64::from(alpha) * gate).exp()) * (up + 1.0)

@@ -1,8 +1,8 @@
-//! A mixture of experts as gpt-oss stores it in safetensors: all experts of a layer in one tensor.
+//! A mixture of experts as gpt-oss and Llama 4 store it in safetensors: all experts of a layer in one tensor.
 //!
 //! | stored under `mlp.experts.` | shape | becomes |
 //! |---|---|---|
-//! | `gate_up_proj` | `[experts, hidden, 2 * inner]`, a gate and what it gates in turn | `gate_proj.weight`, `up_proj.weight` |
+//! | `gate_up_proj` | `[experts, hidden, 2 * inner]`, a gate and what it gates in turn; in Llama 4 all gates first | `gate_proj.weight`, `up_proj.weight` |
 //! | `gate_up_proj_bias` | `[experts, 2 * inner]`, likewise | `gate_proj.bias`, `up_proj.bias` |
 //! | `down_proj` | `[experts, inner, hidden]` | `down_proj.weight` |
 //! | `down_proj_bias` | `[experts, hidden]` | `down_proj.bias` |
@@ -19,15 +19,21 @@ use crate::error::{ModelError, Result};
 use crate::family::ExpertTensors;
 use crate::quant::Encoding;
 
-/// Every `step`-th row, from `first` on.
+/// Rows of one of `step` kinds, which lie in turn: every `step`-th row, from `first` on; or one kind after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Every {
     pub first: usize,
     pub step: usize,
+    pub in_turn: bool,
 }
 
 impl Every {
-    pub const ALL: Every = Every { first: 0, step: 1 };
+    pub const ALL: Every = Every { first: 0, step: 1, in_turn: true };
+
+    /// Where row `row` of `rows` of its kind is.
+    fn at(self, row: usize, rows: usize) -> usize {
+        if self.in_turn { row * self.step + self.first } else { self.first * rows + row }
+    }
 }
 
 /// Plain weights of all experts. Of a vector: some of its values. Of a matrix: stored transposed, expert by expert.
@@ -40,7 +46,7 @@ pub struct Stacked {
 impl Stacked {
     /// `shape` is what comes out; values of `size` bytes.
     pub fn read(self, stored: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
-        let Every { first, step } = self.every;
+        let Every { first, step, .. } = self.every;
         let &[rows, cols] = shape else {
             return stored.chunks_exact(size).skip(first).step_by(step).flatten().copied().collect();
         };
@@ -55,14 +61,14 @@ impl Stacked {
     fn transposed<const N: usize>(self, stored: &[[u8; N]], rows: usize, cols: usize) -> Vec<u8> {
         /// Columns whose lines stay in a cache while rows pass.
         const TOGETHER: usize = 64;
-        let Every { first, step } = self.every;
+        let step = self.every.step;
         let mut values = vec![[0; N]; self.experts * rows * cols];
         let experts = values.chunks_exact_mut(rows * cols).zip(stored.chunks_exact(cols * rows * step));
         for (to, from) in experts {
             for start in (0..cols).step_by(TOGETHER) {
                 for row in 0..rows {
                     for col in start..cols.min(start + TOGETHER) {
-                        to[row * cols + col] = from[col * rows * step + row * step + first];
+                        to[row * cols + col] = from[col * rows * step + self.every.at(row, rows)];
                     }
                 }
             }
@@ -73,19 +79,27 @@ impl Stacked {
 
 /// Puts the matrices and vectors of all experts in the place of the tensors they are stored in.
 pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut Index) -> Result<()> {
-    let stacked = config.family.mixture.filter(|mixture| mixture.stored == ExpertTensors::Stacked);
-    let (Some(Experts { count, .. }), Some(_)) = (config.experts, stacked) else { return Ok(()) };
+    let Some((Experts { count, .. }, mixture)) = config.experts.zip(config.family.mixture) else {
+        return Ok(());
+    };
+    let in_turn = match mixture.stored {
+        ExpertTensors::Stacked => true,
+        ExpertTensors::TurnedHalves => false,
+        ExpertTensors::Each | ExpertTensors::Halves => return Ok(()),
+    };
     let (hidden, inner) = (config.hidden, config.intermediate);
-    let every = |first| Every { first, step: 2 };
+    let every = |first| Every { first, step: 2, in_turn };
     let gate_up = [("gate_proj", every(0)), ("up_proj", every(1))];
     let down = [("down_proj", Every::ALL)];
-    for layer in 0..config.layers {
+    for layer in (0..config.layers).filter(|layer| config.experts_of(*layer).is_some()) {
         let prefix = format!("model.layers.{layer}.mlp.experts.");
         let mut files = Files { config, location, shards, index, prefix, count };
         files.matrix("gate_up_proj", &gate_up, [inner, hidden])?;
         files.matrix("down_proj", &down, [hidden, inner])?;
-        files.vector("gate_up_proj_bias", &gate_up, inner)?;
-        files.vector("down_proj_bias", &down, hidden)?;
+        if config.mlp_bias {
+            files.vector("gate_up_proj_bias", &gate_up, inner)?;
+            files.vector("down_proj_bias", &down, hidden)?;
+        }
     }
     Ok(())
 }
@@ -187,13 +201,17 @@ mod tests {
         // Two experts of two columns; rows in turn, so one each.
         let stored: Vec<u8> = (0..8u16).flat_map(u16::to_le_bytes).collect();
         let read = |first, shape: &[usize]| -> Vec<u16> {
-            let stacked = Stacked { every: Every { first, step: 2 }, experts: 2 };
+            let stacked = Stacked { every: Every { first, step: 2, in_turn: true }, experts: 2 };
             let bytes = stacked.read(&stored, shape, 2);
             bytes.as_chunks().0.iter().map(|pair| u16::from_le_bytes(*pair)).collect()
         };
         assert_eq!(read(0, &[2, 2]), [0, 2, 4, 6]);
         assert_eq!(read(1, &[2, 2]), [1, 3, 5, 7]);
         assert_eq!(read(1, &[4]), [1, 3, 5, 7]);
+        let halves = |first| Stacked { every: Every { first, step: 2, in_turn: false }, experts: 1 };
+        let bytes = halves(1).read(&stored, &[2, 2], 2);
+        let second: Vec<u16> = bytes.as_chunks().0.iter().map(|pair| u16::from_le_bytes(*pair)).collect();
+        assert_eq!(second, [2, 6, 3, 7]);
         let whole = Stacked { every: Every::ALL, experts: 1 };
         let wide: Vec<u8> = (0..3 * 70u32).flat_map(u32::to_le_bytes).collect();
         let turned = whole.read(&wide, &[3, 70], 4);

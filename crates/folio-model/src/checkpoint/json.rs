@@ -3,6 +3,8 @@
 //! Owns: the wording of "field X is missing" and "field X is Y, expected Z". `null` and absent mean the same unless a
 //! caller asks.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
@@ -19,7 +21,7 @@ pub struct Fields<'a> {
 
 /// Parses `bytes` as an object.
 pub fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
-    let value: Value = serde_json::from_slice(bytes)
+    let value: Value = serde_json::from_slice(&with_infinities(bytes))
         .map_err(|error| ModelError::Json { file: file.to_owned(), reason: error.to_string() })?;
     match value {
         Value::Object(map) => Ok(map),
@@ -28,6 +30,30 @@ pub fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
             reason: format!("it holds {}, not an object", kind(&other)),
         }),
     }
+}
+
+/// Python's own writer has `Infinity`, which is no JSON: it becomes what transformers writes since version 5.
+fn with_infinities(bytes: &[u8]) -> Cow<'_, [u8]> {
+    const BARE: &[u8] = b"Infinity";
+    if !bytes.windows(BARE.len()).any(|part| part == BARE) {
+        return Cow::Borrowed(bytes);
+    }
+    let (mut out, mut at, mut in_string) = (Vec::with_capacity(bytes.len()), 0, false);
+    while let Some(&byte) = bytes.get(at) {
+        let taken = match byte {
+            b'\\' if in_string => 2,
+            _ if !in_string && bytes[at..].starts_with(BARE) => {
+                out.extend_from_slice(br#"{"__float__": "Infinity"}"#);
+                at += BARE.len();
+                continue;
+            }
+            _ => 1,
+        };
+        in_string ^= byte == b'"';
+        out.extend_from_slice(&bytes[at..bytes.len().min(at + taken)]);
+        at += taken;
+    }
+    Cow::Owned(out)
 }
 
 impl<'a> Fields<'a> {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{LAYERS_MAX, WIDTH_MAX, unsupported};
+use super::{Feed, LAYERS_MAX, WIDTH_MAX, unsupported};
 use crate::checkpoint::json::Fields;
 use crate::error::Result;
 use crate::family::{Choice, Mixture, Shared};
@@ -29,14 +29,30 @@ pub struct Experts {
     pub sum_eps: f32,
     /// Width of an expert that speaks for every token.
     pub shared: Option<usize>,
-    /// Layers before the first with experts: they have one feed-forward part of this width.
-    pub dense: usize,
+    /// Width of what experts read and write, where it is not that of the residual stream.
+    pub latent: Option<usize>,
+    /// Width of the feed-forward part of layers without experts, if there are such.
     pub dense_width: usize,
 }
 
 impl Experts {
-    pub(super) fn parse(fields: Fields<'_>, mixture: &Mixture, hidden: usize, layers: usize) -> Result<Self> {
+    /// The field with the width of the feed-forward part of a family that may have no experts, where it has none.
+    pub(super) fn absent(fields: Fields<'_>, mixture: &Mixture) -> Option<&'static str> {
+        let none = fields.value("num_local_experts").and_then(Value::as_u64) == Some(0);
+        match mixture.shared {
+            Shared::Halves(field) | Shared::Width(field) if mixture.optional && none => Some(field),
+            _ => None,
+        }
+    }
+
+    pub(super) fn parse(
+        fields: Fields<'_>,
+        mixture: &Mixture,
+        hidden: usize,
+        feeds: &[Feed],
+    ) -> Result<Self> {
         let (name, count) = count(fields, mixture)?;
+        let layers = feeds.iter().filter(|feed| **feed == Feed::Experts).count();
         if count * layers > EXPERTS_OF_ALL_LAYERS_MAX {
             let problem = format!(
                 "is {count} in each of {layers} layers: together more than {EXPERTS_OF_ALL_LAYERS_MAX}"
@@ -54,20 +70,14 @@ impl Experts {
         if chosen > count {
             return Err(fields.problem(chosen_name, format!("is {chosen}, but {name} is {count}")));
         }
+        if mixture.choice == Choice::Top && chosen != 1 {
+            let what = format!("{chosen} experts of a token (field `{chosen_name}`)");
+            return Err(unsupported(fields, what, "one"));
+        }
         if fields.flag("use_expert_bias")? == Some(false) {
             let what = "experts chosen without a bias (field `use_expert_bias`)".to_owned();
             return Err(unsupported(fields, what, "experts chosen with one"));
         }
-        let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
-            || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
-        if some_dense {
-            let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
-            return Err(unsupported(fields, what, "a mixture of experts in every layer"));
-        }
-        let dense = match mixture.dense {
-            Some(dense) => leading_dense(fields, dense, layers)?,
-            None => 0,
-        };
         let shared = match mixture.shared {
             Shared::Never => None,
             Shared::Gated(field) => Some(fields.size(field, WIDTH_MAX)?),
@@ -95,10 +105,50 @@ impl Experts {
             },
             sum_eps: mixture.sum_eps,
             shared,
-            dense,
-            dense_width: if dense > 0 { fields.size("intermediate_size", WIDTH_MAX)? } else { 0 },
+            latent: match mixture.latent {
+                Some(field) => fields.integer_opt(field, WIDTH_MAX)?.filter(|width| *width > 0),
+                None => None,
+            },
+            dense_width: match feeds.contains(&Feed::Dense) {
+                true => fields.size(mixture.dense_inner, WIDTH_MAX)?,
+                false => 0,
+            },
         })
     }
+}
+
+/// Which layers have one feed-forward part, and which a mixture of experts.
+pub(super) fn feeds(fields: Fields<'_>, mixture: &Mixture, layers: usize) -> Result<Vec<Feed>> {
+    let some_dense = fields.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty())
+        || fields.size_opt("decoder_sparse_step", LAYERS_MAX)?.is_some_and(|step| step != 1);
+    if some_dense {
+        let what = "layers without experts (fields `mlp_only_layers`, `decoder_sparse_step`)".to_owned();
+        return Err(unsupported(fields, what, "a mixture of experts in every layer"));
+    }
+    if mixture.interleaved {
+        return interleaved(fields, layers);
+    }
+    let dense = match mixture.dense {
+        Some(dense) => leading_dense(fields, dense, layers)?,
+        None => 0,
+    };
+    Ok((0..layers).map(|layer| if layer < dense { Feed::Dense } else { Feed::Experts }).collect())
+}
+
+/// As `moe_layers` lists them, or `interleave_moe_layer_step` counts.
+fn interleaved(fields: Fields<'_>, layers: usize) -> Result<Vec<Feed>> {
+    let Some(list) = fields.list("moe_layers")? else {
+        let every = fields.size_opt("interleave_moe_layer_step", LAYERS_MAX)?.unwrap_or(1);
+        let feed = |layer: usize| if layer.is_multiple_of(every) { Feed::Experts } else { Feed::Dense };
+        return Ok((1..=layers).map(feed).collect());
+    };
+    let mut feeds = vec![Feed::Dense; layers];
+    for value in list {
+        let at = value.as_u64().and_then(|at| feeds.get_mut(usize::try_from(at).ok()?));
+        *at.ok_or_else(|| fields.problem("moe_layers", format!("names layer {value} of {layers}")))? =
+            Feed::Experts;
+    }
+    Ok(feeds)
 }
 
 /// The number of experts, and the field that says it: today's name, that of transformers 4 for some families, or a family's own.
@@ -180,6 +230,8 @@ fn routing(fields: Fields<'_>, mixture: &Mixture) -> Result<Routing> {
         None => true,
     };
     let scores = match mixture.choice {
+        // Of one expert; what it reads is multiplied instead.
+        Choice::Top => return Ok(Routing::AmongChosen),
         Choice::Logits => return Ok(if normalized { Routing::AmongChosen } else { Routing::AmongAll }),
         Choice::GroupedLogits => "softmax",
         Choice::BiasedSigmoids { .. } => "sigmoid",
@@ -220,7 +272,7 @@ fn groups(
         method => Ok(method),
     };
     let (by_two, absent) = match mixture.choice {
-        Choice::Logits | Choice::BiasedShares => return Ok(None),
+        Choice::Logits | Choice::BiasedShares | Choice::Top => return Ok(None),
         Choice::GroupedLogits => match method(&["greedy", "group_limited_greedy"])? {
             Some("group_limited_greedy") => (false, None),
             _ => return Ok(None),

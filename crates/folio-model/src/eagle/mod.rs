@@ -256,6 +256,8 @@ impl Head {
             scale: config.attention_scale as f32,
             softcap: None,
             window: None,
+            chunked: false,
+            temper: None,
             sinks: None,
             rope: Some(RopeId(0)),
             q_norm: None,

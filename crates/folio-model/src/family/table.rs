@@ -1,8 +1,8 @@
 //! The rows.
 
 use super::{
-    Bias, Choice, DeltaTensors, ExpertTensors, Family, Fusion, Gate, KvHeadsDefault, LocalRope, Mixture,
-    Norms, Pairs, QkNorm, Rotated, Shared, Softcaps, Window,
+    Bias, Choice, DeltaTensors, ExpertTensors, Family, Fusion, Gate, KvHeadsDefault, LocalRope, MambaFields,
+    Mixture, Norms, Pairs, QkNorm, Rotated, Shared, Softcaps, Window,
 };
 
 const LLAMA: Family = Family {
@@ -19,8 +19,11 @@ const LLAMA: Family = Family {
     latent: false,
     delta: None,
     short_conv: false,
+    mamba: None,
+    single: false,
     window: Window::Never,
     sinks: false,
+    tempered: false,
     gate: Gate::Silu,
     mixture: None,
     nested: None,
@@ -49,6 +52,38 @@ const LLAMA: Family = Family {
     rotary_dim: None,
     rope_stated: false,
     max_position: 2048,
+};
+
+/// The text part of Llama 4.
+const LLAMA4: Family = Family {
+    model_type: "llama4_text",
+    architecture: "Llama4ForCausalLM",
+    models: "Llama 4 (text)",
+    notes: "attention in chunks on layers that rotate, in full on every fourth, which does not; a mixture of experts in every layer or every other; on the CPU",
+    mlp_bias: Bias::Never,
+    qk_norm: QkNorm::Unweighted("use_qk_norm"),
+    window: Window::Chunked { absent: 8192 },
+    tempered: true,
+    mixture: Some(Mixture {
+        count: 16,
+        chosen: 1,
+        router: "mlp.router",
+        stored: ExpertTensors::TurnedHalves,
+        choice: Choice::Top,
+        shared: Shared::Width("intermediate_size"),
+        dense_inner: "intermediate_size_mlp",
+        interleaved: true,
+        ..PLAIN_EXPERTS
+    }),
+    rotated: Rotated::Listed,
+    pairs: Pairs::Neighbours,
+    renamed: &[(".feed_forward.shared_expert.", ".mlp.shared_experts."), (".feed_forward.", ".mlp.")],
+    kv_heads: KvHeadsDefault::Fixed(8),
+    head_dim: Some(128),
+    rms_norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    max_position: 131_072,
+    ..LLAMA
 };
 
 const MISTRAL: Family = Family {
@@ -130,11 +165,15 @@ const PLAIN_EXPERTS: Mixture = Mixture {
     normalized: None,
     router: "mlp.gate",
     stored: ExpertTensors::Each,
+    optional: false,
     choice: Choice::Logits,
     scale: None,
     sum_eps: 0.0,
     shared: Shared::Never,
+    latent: None,
     dense: None,
+    dense_inner: "intermediate_size",
+    interleaved: false,
 };
 
 const QWEN_HYBRID_EXPERTS: Mixture = Mixture {
@@ -171,11 +210,15 @@ const DEEPSEEK_EXPERTS: Mixture = Mixture {
     normalized: Some(("norm_topk_prob", true)),
     router: "mlp.gate",
     stored: ExpertTensors::Each,
+    optional: false,
     choice: Choice::BiasedSigmoids { groups: 8, kept: 4 },
     scale: Some(2.5),
     sum_eps: 1e-20,
     shared: Shared::Counted { field: "n_shared_experts", absent: 1 },
+    latent: None,
     dense: Some((FIRST_K_DENSE, 3)),
+    dense_inner: "intermediate_size",
+    interleaved: false,
 };
 
 /// Dense ERNIE 4.5.
@@ -281,6 +324,15 @@ const LFM2: Family = Family {
 /// Every family Folio serves.
 pub const FAMILIES: &[Family] = &[
     LLAMA,
+    LLAMA4,
+    Family {
+        model_type: "llama4",
+        architecture: "Llama4ForConditionalGeneration",
+        models: "Llama 4 Scout, Maverick",
+        notes: "the text part; images are not served",
+        nested: Some(("text_config", "llama4_text")),
+        ..LLAMA4
+    },
     MISTRAL,
     Family {
         model_type: "mistral3",
@@ -543,6 +595,95 @@ pub const FAMILIES: &[Family] = &[
         mixture: Some(Mixture { shared: Shared::Halves("shared_intermediate_size"), ..GRANITE_EXPERTS }),
         renamed: GRANITE_EXPERTS_NAMES,
         ..GRANITE
+    },
+    Family {
+        model_type: "granitemoehybrid",
+        architecture: "GraniteMoeHybridForCausalLM",
+        models: "Granite 4.0 (H-Small, H-Tiny, H-Micro, H-1B, H-350M; Micro, 1B, 350M)",
+        notes: "as granite; in those called H most layers are Mamba-2, the others attention without a rotation; on the CPU",
+        mlp_bias: Bias::Never,
+        mamba: Some(MambaFields {
+            heads: ("mamba_n_heads", 128),
+            head_dim: ("mamba_d_head", None),
+            groups: ("mamba_n_groups", 1),
+            state_dim: ("mamba_d_state", 256),
+            taps: ("mamba_d_conv", 4),
+            bias: "mamba_conv_bias",
+            fixed: &[("mamba_proj_bias", false), ("mamba_rms_norm", true), ("mamba_norm_before_gate", false)],
+            decay_as_is: false,
+        }),
+        mixture: Some(Mixture {
+            shared: Shared::Halves("shared_intermediate_size"),
+            optional: true,
+            ..GRANITE_EXPERTS
+        }),
+        rotated: Rotated::Stated,
+        renamed: &[
+            (".mamba.norm.", ".mamba.gated_norm."),
+            (".block_sparse_moe.router.layer.", ".mlp.gate."),
+            (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
+            (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
+            (".shared_mlp.input_linear.", ".mlp.shared_experts.gate_up_proj."),
+            (".shared_mlp.output_linear.", ".mlp.shared_experts.down_proj."),
+        ],
+        ..GRANITE
+    },
+    Family {
+        model_type: "nemotron_h",
+        architecture: "NemotronHForCausalLM",
+        models: "Nemotron 3 (Nano, Super), Nemotron Nano 2, Nemotron-H",
+        notes: "every layer is Mamba-2, attention without a rotation, a feed-forward part or a mixture of experts; squared ReLU instead of a gate; on the CPU",
+        qkv_bias: Bias::Never,
+        o_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        mamba: Some(MambaFields {
+            heads: ("mamba_num_heads", 128),
+            head_dim: ("mamba_head_dim", Some(64)),
+            groups: ("n_groups", 8),
+            state_dim: ("ssm_state_size", 128),
+            taps: ("conv_kernel", 4),
+            bias: "use_conv_bias",
+            fixed: &[("use_bias", false), ("mamba_proj_bias", false)],
+            decay_as_is: false,
+        }),
+        single: true,
+        gate: Gate::ReluSquared,
+        mixture: Some(Mixture {
+            inner: "moe_intermediate_size",
+            normalized: Some(("norm_topk_prob", true)),
+            choice: Choice::BiasedSigmoids { groups: 1, kept: 1 },
+            scale: Some(1.0),
+            sum_eps: 1e-20,
+            shared: Shared::Width("moe_shared_expert_intermediate_size"),
+            latent: Some("moe_latent_size"),
+            ..PLAIN_EXPERTS
+        }),
+        eps_field: "layer_norm_epsilon",
+        rotated: Rotated::Never,
+        renamed: &[
+            ("backbone.", "model."),
+            ("model.embeddings.", "model.embed_tokens."),
+            (".mixer.norm.", ".mamba.gated_norm."),
+            (".norm.", ".input_layernorm."),
+            ("model.norm_f.", "model.norm."),
+            (".mixer.q_proj.", ".self_attn.q_proj."),
+            (".mixer.k_proj.", ".self_attn.k_proj."),
+            (".mixer.v_proj.", ".self_attn.v_proj."),
+            (".mixer.o_proj.", ".self_attn.o_proj."),
+            (".mixer.up_proj.", ".mlp.up_proj."),
+            (".mixer.down_proj.", ".mlp.down_proj."),
+            (".mixer.gate.", ".mlp.gate."),
+            (".mixer.experts.", ".mlp.experts."),
+            (".mixer.shared_experts.", ".mlp.shared_experts."),
+            (".mixer.fc1_latent_proj.", ".mlp.fc1_latent_proj."),
+            (".mixer.fc2_latent_proj.", ".mlp.fc2_latent_proj."),
+            (".mixer.", ".mamba."),
+        ],
+        kv_heads: KvHeadsDefault::Fixed(8),
+        head_dim: Some(128),
+        rms_norm_eps: 1e-5,
+        max_position: 4096,
+        ..LLAMA
     },
     Family {
         model_type: "cohere2",

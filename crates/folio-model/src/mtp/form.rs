@@ -3,7 +3,7 @@
 //! Owns: the forms in which heads are stored, a row each, and how one is found among the names of a checkpoint. Must never: read a tensor, or
 //! refuse one: whether a head can be served is decided where it is asked for.
 
-use crate::config::{Config, Experts, Mixer};
+use crate::config::{Config, Feed, Mixer};
 use crate::family::ExpertTensors;
 use crate::weights::{Made, TensorSpec, WeightSpec, weight_specs};
 
@@ -100,13 +100,13 @@ impl Stored {
         let of_model = if target.tied { EMBEDDING } else { OUTPUT };
         let output = own(form.output).unwrap_or_else(|| of_model.to_owned());
         // Its layer is one of those that attend to everything, and of a mixture one of those with experts.
-        let attends = |mixer: &&Mixer| !matches!(mixer, Mixer::Delta(_) | Mixer::Conv(_));
+        let attends = |mixer: &&Mixer| matches!(mixer, Mixer::Attention | Mixer::Latent(_));
         let mut config = Config {
             layers: 1,
             rotated: vec![true],
             windows: vec![None],
             mixers: vec![target.mixers.iter().find(attends).copied().unwrap_or(Mixer::Attention)],
-            experts: target.experts.map(|experts| Experts { dense: 0, ..experts }),
+            feeds: vec![if target.experts.is_some() { Feed::Experts } else { Feed::Dense }],
             tied: output == embedding,
             ..target.clone()
         };

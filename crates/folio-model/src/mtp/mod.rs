@@ -144,7 +144,7 @@ impl DraftHead for Head {
 
     fn bytes_of_a_row(&self, target: &Checkpoint) -> Result<u64> {
         let specs = weight_specs(&self.0.config);
-        let of_experts = specs.layers.iter().map(|layer| &layer.feed_forward);
+        let of_experts = specs.layers.iter().filter_map(|layer| layer.feed_forward.as_ref());
         let of_experts: Vec<_> = of_experts.flat_map(|mlp| [&mlp.gate_up.label, &mlp.down.label]).collect();
         let output = specs.head.as_ref().unwrap_or(&specs.embed);
         let layer = specs.iter().filter(|spec| spec.label.starts_with("layers."));

@@ -4,7 +4,8 @@
 use super::{ReferenceBackend, Result};
 use crate::backend::{BackendError, Batch, GroupKind, HOLE, KvLayout, Span, TensorView};
 use crate::program::{
-    AttentionSpec, Buf, DeltaSpec, ExpertsSpec, LatentSpec, MatrixId, Op, Program, StatePlace, VectorId,
+    AttentionSpec, Buf, DeltaSpec, ExpertsSpec, LatentSpec, MatrixId, Op, Program, StatePlace,
+    StateSpaceSpec, VectorId,
 };
 
 pub fn no_cache() -> BackendError {
@@ -126,9 +127,9 @@ impl ReferenceBackend {
                         && self.width(x.0) == self.length(weight)
                         && self.width(out.0) == self.length(weight)
                 }
-                Op::GatedLinear { x, weight, bias, out, .. } => {
+                Op::GatedLinear { x, weight, bias, activation, out } => {
                     self.cols(weight) == self.width(x.0)
-                        && self.rows(weight) == self.width(out.0).map(|width| 2 * width)
+                        && self.rows(weight) == self.width(out.0).map(|width| activation.inputs() * width)
                         && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
                 Op::Experts { x, logits, spec, out, .. } => {
@@ -141,6 +142,7 @@ impl ReferenceBackend {
                     spec.taps > 1
                         && self.width(x.0) == Some(spec.channels)
                         && self.length(spec.weight) == Some(spec.taps * spec.channels)
+                        && spec.bias.is_none_or(|bias| self.length(bias) == Some(spec.channels))
                 }),
                 Op::DeltaRule { qkv, gates, spec, out } => {
                     let spec = self.program.delta.get(spec);
@@ -159,11 +161,26 @@ impl ReferenceBackend {
                     let widths = self.width(x.0).zip(self.width(gate.0));
                     x != gate && widths.is_some_and(|(x, gate)| gate > 0 && x.is_multiple_of(gate))
                 }
-                Op::Multiply { x, by } => x != by && self.width(x.0) == self.width(by.0),
+                Op::StateSpace { xbc, steps, spec, out } => {
+                    let spec = self.program.state_spaces.get(spec);
+                    xbc != steps
+                        && out != xbc
+                        && out != steps
+                        && spec.is_some_and(|spec| self.state_space_fits(spec, xbc, steps, out))
+                }
+                Op::Multiply { x, by: other } | Op::SiluGate { x, gate: other } => {
+                    x != other && self.width(x.0) == self.width(other.0)
+                }
+                Op::TopGate { x, logits, out } => {
+                    out != logits
+                        && self.width(logits.0).is_some_and(|count| count > 0)
+                        && self.width(x.0) == self.width(out.0)
+                }
                 Op::Center { x, out } => self.width(x.0) == self.width(out.0),
-                Op::NormPart { x, first, weight, .. } => {
-                    let parts = self.width(x.0).zip(self.length(weight));
-                    parts.is_some_and(|(width, part)| part > 0 && first + part <= width)
+                Op::NormPart { x, first, weight, parts, .. } => {
+                    let sizes = self.width(x.0).zip(self.length(weight));
+                    let whole = |part: usize| part > 0 && parts > 0 && part.is_multiple_of(parts);
+                    sizes.is_some_and(|(width, part)| whole(part) && first + part <= width)
                 }
                 Op::XIelu { x, weight } => self.width(x.0).is_some() && self.length(weight) == Some(4),
                 Op::HeadLinear { x, weight, heads, out } => {
@@ -206,6 +223,7 @@ impl ReferenceBackend {
                         && spec.heads.is_multiple_of(spec.kv_heads)
                         && spec.sinks.is_none_or(|sinks| self.length(sinks) == Some(spec.heads))
                         && spec.window != Some(0)
+                        && spec.temper.is_none_or(|temper| temper.every > 0)
                 }),
             };
             if !fits {
@@ -236,7 +254,7 @@ impl ReferenceBackend {
             && spec.inner > 0
             && self.width(logits.0) == Some(spec.count)
             && self.cols(spec.gate_up) == self.width(x.0)
-            && self.rows(spec.gate_up) == rows(spec.inner.checked_mul(2))
+            && self.rows(spec.gate_up) == rows(spec.inner.checked_mul(spec.activation.inputs()))
             && self.cols(spec.down) == Some(spec.inner)
             && self.rows(spec.down) == rows(self.width(out.0))
             && fits(spec.gate_up_bias, spec.gate_up)
@@ -258,6 +276,16 @@ impl ReferenceBackend {
             && self.width(queries.0) == Some(spec.heads * spec.key_dim())
             && self.length(spec.norm) == Some(spec.rank)
             && rope.is_some_and(|rope| 2 * rope.inv_freq.len() == spec.rope_dim)
+    }
+
+    fn state_space_fits(&self, spec: &StateSpaceSpec, xbc: Buf, steps: Buf, out: Buf) -> bool {
+        let vectors = [spec.decay, spec.step_bias, spec.skip];
+        spec.groups > 0
+            && spec.heads.is_multiple_of(spec.groups)
+            && self.width(xbc.0) == Some(spec.width())
+            && self.width(steps.0) == Some(spec.heads)
+            && self.width(out.0) == Some(spec.heads * spec.head_dim)
+            && vectors.iter().all(|vector| self.length(*vector) == Some(spec.heads))
     }
 
     fn delta_fits(&self, spec: &DeltaSpec, qkv: Buf, gates: Buf, out: Buf) -> bool {

@@ -29,7 +29,8 @@ impl ReferenceBackend {
         let inner: Vec<f32> = (expert * spec.inner..(expert + 1) * spec.inner)
             .map(|gate| {
                 let value = |row| (dot(gate_up.row(row), x) + bias(spec.gate_up_bias, row)) as f32;
-                gated(spec.activation, value(gate), value(spec.count * spec.inner + gate))
+                let up = (spec.activation.inputs() - 1) * spec.count * spec.inner + gate;
+                gated(spec.activation, value(gate), value(up))
             })
             .collect();
         let width = down.rows / spec.count;

@@ -120,7 +120,11 @@ impl ReferenceBackend {
                 let rows =
                     self.buffers[x.0 as usize].chunks(matrix.cols).enumerate().flat_map(|(at, row)| {
                         let both = adapted(batch, at, weight, row, linear(matrix, bias, row));
-                        let (gate, up) = both.split_at(matrix.rows / 2);
+                        // Without a gate a value gates itself.
+                        let (gate, up) = match activation.inputs() {
+                            1 => (&both[..], &both[..]),
+                            _ => both.split_at(matrix.rows / 2),
+                        };
                         gate.iter()
                             .zip(up)
                             .map(|(gate, up)| gated(activation, *gate, *up))
@@ -149,9 +153,31 @@ impl ReferenceBackend {
                 let each = self.program.buffers[x] / self.program.buffers[gate];
                 self.sigmoid_gate(x, gate, each);
             }
+            Op::StateSpace { xbc, steps, spec, out } => {
+                self.state_space([xbc, steps, out].map(|buf| buf.0 as usize), spec, batch)?;
+            }
+            Op::SiluGate { x, gate } => {
+                let gate = self.buffers[gate.0 as usize].clone();
+                let x = &mut self.buffers[x.0 as usize];
+                x.iter_mut()
+                    .zip(gate)
+                    .for_each(|(x, gate)| *x = (silu(f64::from(gate)) * f64::from(*x)) as f32);
+            }
             Op::Multiply { x, by } => {
                 let by = self.buffers[by.0 as usize].clone();
                 self.buffers[x.0 as usize].iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+            }
+            Op::TopGate { x, logits, out } => {
+                let (width, count) =
+                    (self.program.buffers[x.0 as usize], self.program.buffers[logits.0 as usize]);
+                let rows = self.buffers[x.0 as usize].chunks(width);
+                let rows = rows.zip(self.buffers[logits.0 as usize].chunks(count));
+                let gated = rows.flat_map(|(row, logits)| {
+                    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    let by = 1.0 / (1.0 + (-f64::from(top)).exp());
+                    row.iter().map(move |value| (f64::from(*value) * by) as f32)
+                });
+                self.buffers[out.0 as usize] = gated.collect();
             }
             Op::Center { x, out } => {
                 let width = self.program.buffers[x.0 as usize];
@@ -161,11 +187,13 @@ impl ReferenceBackend {
                 });
                 self.buffers[out.0 as usize] = rows.collect();
             }
-            Op::NormPart { x, first, weight, eps } => {
+            Op::NormPart { x, first, weight, eps, parts } => {
                 let (weight, width) = (self.vector(weight).to_vec(), self.program.buffers[x.0 as usize]);
                 for row in self.buffers[x.0 as usize].chunks_mut(width) {
-                    let part = &mut row[first..first + weight.len()];
-                    part.copy_from_slice(&rms_norm(part, &weight, eps));
+                    let (row, each) = (&mut row[first..first + weight.len()], weight.len() / parts);
+                    for (part, weight) in row.chunks_mut(each).zip(weight.chunks(each)) {
+                        part.copy_from_slice(&rms_norm(part, weight, eps));
+                    }
                 }
             }
             Op::XIelu { x, weight } => {
@@ -203,8 +231,8 @@ impl ReferenceBackend {
             for (row, position) in rows_of(span) {
                 let values = &mut self.buffers[qkv][row * width..(row + 1) * width];
                 let (q, kv) = values.split_at_mut(spec.heads * spec.head_dim);
-                let (k, v) = kv.split_at_mut(spec.kv_heads * spec.head_dim);
-                for (heads, norm) in [(q, &q_norm), (&mut *k, &k_norm)] {
+                let k = &mut kv[..spec.kv_heads * spec.head_dim];
+                for (heads, norm) in [(q, &q_norm), (k, &k_norm)] {
                     for head in heads.chunks_mut(spec.head_dim) {
                         let normalize = |head: &mut [f32]| {
                             if let Some(norm) = norm {
@@ -222,6 +250,11 @@ impl ReferenceBackend {
                         }
                     }
                 }
+                if let Some(temper) = spec.temper {
+                    let q = &mut values[..spec.heads * spec.head_dim];
+                    q.iter_mut().for_each(|value| *value *= temper.at(position));
+                }
+                let (k, v) = values[spec.heads * spec.head_dim..].split_at(spec.kv_heads * spec.head_dim);
                 let block = self.tables[&(span.slot, group)][position / cache.block_tokens] as usize;
                 cache.write(spec.layer as usize, block, position % cache.block_tokens, k, v);
             }
@@ -463,6 +496,7 @@ fn gated(activation: Activation, gate: f32, up: f32) -> f32 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)) as f32
         }
+        Activation::ReluSquared => (gate.max(0.0) * up) as f32,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{ReferenceBackend, Result, checks, dot, rms_norm, rows_of, silu};
 use crate::backend::{Batch, Span};
-use crate::program::{ConvolutionSpec, DeltaSpec, STATE_COLUMNS, StatePlace, VectorId};
+use crate::program::{ConvolutionSpec, DeltaSpec, STATE_COLUMNS, StatePlace, StateSpaceSpec, VectorId};
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
@@ -31,15 +31,19 @@ impl ReferenceBackend {
     }
 
     pub(super) fn convolve(&mut self, x: usize, spec: usize, batch: &Batch) -> Result<()> {
-        let ConvolutionSpec { state, channels, taps, silu: through, weight } =
+        let ConvolutionSpec { state, channels, taps, silu: through, weight, bias } =
             self.program.convolutions[spec];
         let weight = self.vector(weight).to_vec();
+        let bias = bias.map(|bias| self.vector(bias).to_vec());
         for span in &batch.spans {
             for (row, position) in rows_of(span) {
                 let inputs = self.buffers[x][row * channels..][..channels].to_vec();
                 let kept = ConvolutionSpec::state_values(channels, taps);
                 let columns = self.state(state, kept, span, position)?;
-                let mut sums = vec![0.0; channels];
+                let mut sums = match &bias {
+                    Some(bias) => bias.iter().map(|value| f64::from(*value)).collect(),
+                    None => vec![0.0; channels],
+                };
                 for back in (1..taps).rev().filter(|back| *back <= position) {
                     let column = &columns[(position - back) % (taps - 1) * channels..][..channels];
                     let weight = &weight[(taps - 1 - back) * channels..][..channels];
@@ -57,6 +61,49 @@ impl ReferenceBackend {
                 });
             }
         }
+        Ok(())
+    }
+
+    pub(super) fn state_space(
+        &mut self,
+        [xbc, steps, out]: [usize; 3],
+        spec: usize,
+        batch: &Batch,
+    ) -> Result<()> {
+        let spec = self.program.state_spaces[spec];
+        let StateSpaceSpec { heads, head_dim, groups, state_dim, .. } = spec;
+        let [decay, step_bias, skip] =
+            [spec.decay, spec.step_bias, spec.skip].map(|vector| self.vector(vector).to_vec());
+        let (width, values) = (spec.width(), heads * head_dim);
+        let mut outputs = vec![0.0; batch.tokens.len() * values];
+        for span in &batch.spans {
+            for (row, position) in rows_of(span) {
+                let xbc = self.buffers[xbc][row * width..][..width].to_vec();
+                let steps = self.buffers[steps][row * heads..][..heads].to_vec();
+                let state = self.state(spec.state, spec.state_values(), span, position)?;
+                for head in 0..heads {
+                    let step = softplus(f64::from(steps[head]) + f64::from(step_bias[head]));
+                    let kept = (f64::from(decay[head]) * step).exp();
+                    let group = head * groups / heads;
+                    let b = &xbc[values + group * state_dim..][..state_dim];
+                    let c = &xbc[values + (groups + group) * state_dim..][..state_dim];
+                    let state = &mut state[head * DeltaSpec::head_values(state_dim, head_dim)..];
+                    for at in 0..head_dim {
+                        let x = f64::from(xbc[head * head_dim + at]);
+                        let mut sum = f64::from(skip[head]) * x;
+                        for i in 0..state_dim {
+                            let place =
+                                (at / STATE_COLUMNS * state_dim + i) * STATE_COLUMNS + at % STATE_COLUMNS;
+                            let value = kept * f64::from(state[place]) + step * x * f64::from(b[i]);
+                            state[place] = value as f32;
+                            sum += value * f64::from(c[i]);
+                        }
+                        outputs[row * values + head * head_dim + at] = sum as f32;
+                    }
+                }
+            }
+        }
+        self.buffers[out] = outputs;
         Ok(())
     }
 

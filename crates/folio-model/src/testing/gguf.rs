@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, EmbeddingScale, Experts, Mixer};
+use crate::config::{Config, EmbeddingScale, Experts, Feed, Mixer};
 use crate::family::{ExpertTensors, Norms, Shared};
 use crate::program::Routing;
 use crate::rope::RopeScaling;
@@ -160,6 +160,7 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     let config = checkpoint.config();
     let architecture = match config.family.model_type {
         "mistral" | "mistral3" | "mixtral" => "llama",
+        "llama4_text" => "llama4",
         "qwen3_moe" => "qwen3moe",
         "gemma3_text" => "gemma3",
         "gpt_oss" => "gpt-oss",
@@ -167,6 +168,9 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         "olmo3" => "olmo2",
         "minimax_m2" => "minimax-m2",
         "granitemoeshared" => "granitemoe",
+        "granitemoehybrid" if config.mixers.iter().all(|mixer| *mixer == Mixer::Attention) => "granite",
+        "granitemoehybrid" => "granitehybrid",
+        "nemotron_h" if config.experts.is_some() => "nemotron_h_moe",
         "hunyuan_v1_dense" => "hunyuan-dense",
         "hunyuan_v1_moe" => "hunyuan-moe",
         "lfm2_moe" => "lfm2moe",
@@ -178,10 +182,10 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         other => other,
     };
     let key = |suffix: &str| format!("{architecture}.{suffix}");
-    let dense = config.experts.map_or(config.intermediate, |experts| match experts.dense {
+    let dense = match config.dense_layers() {
         0 => config.intermediate,
-        _ => experts.dense_width,
-    });
+        _ => config.dense_width(),
+    };
     let eps = match config.family.centered {
         true => "attention.layer_norm_epsilon",
         false => "attention.layer_norm_rms_epsilon",
@@ -198,12 +202,19 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         .u32(&key("embedding_length"), config.hidden as u32)
         .u32(&key("block_count"), config.layers as u32)
         .u32(&key("attention.head_count"), config.heads as u32)
-        .u32(&key("feed_forward_length"), dense as u32)
         .u32(&key("context_length"), config.max_position as u32)
         .u32(&key("vocab_size"), config.vocab as u32)
         .u32(&key("rope.dimension_count"), config.rope.rotary_dim as u32)
         .f32(&key("rope.freq_base"), theta as f32)
         .f32(&key(eps), config.eps);
+    writer = match config.family.single {
+        false => writer.u32(&key("feed_forward_length"), dense as u32),
+        true => {
+            let width = |feed: &Feed| if *feed == Feed::Nothing { 0 } else { dense as i32 };
+            let widths: Vec<i32> = config.feeds.iter().map(width).collect();
+            writer.i32s(&key("feed_forward_length"), &widths)
+        }
+    };
     writer = mixers(config, writer, &key);
     if let Some(experts) = config.experts {
         writer = writer
@@ -235,7 +246,7 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     ] {
         writer = cap.into_iter().fold(writer, |writer, cap| writer.f32(&key(suffix), cap));
     }
-    if let Some(window) = config.windows.iter().flatten().next() {
+    if let Some(window) = config.windows.iter().flatten().next().filter(|_| !config.chunked) {
         writer = writer.u32(&key("attention.sliding_window"), *window as u32);
         if config.windows.contains(&None) {
             let sliding: Vec<i32> = config.windows.iter().map(|window| window.is_some().into()).collect();
@@ -291,8 +302,23 @@ fn mixers(config: &Config, writer: Writer, key: &impl Fn(&str) -> String) -> Wri
             .u32(&key("attention.value_length"), config.head_dim as u32)
     };
     let attends = |mixer: &Mixer| *mixer == Mixer::Attention;
-    match config.mixers.iter().find(|mixer| !attends(mixer)) {
-        None | Some(Mixer::Attention) => heads(writer),
+    let other = config.mixers.iter().find(|mixer| !attends(mixer) && **mixer != Mixer::Nothing);
+    match other {
+        None | Some(Mixer::Attention | Mixer::Nothing) => heads(writer),
+        Some(Mixer::Mamba(mamba)) => {
+            let of = |mixer| if attends(mixer) { config.kv_heads as i32 } else { 0 };
+            let kv_heads: Vec<i32> = config.mixers.iter().map(of).collect();
+            writer
+                .i32s(&key("attention.head_count_kv"), &kv_heads)
+                .u32(&key("ssm.conv_kernel"), mamba.taps as u32)
+                .u32(&key("ssm.state_size"), mamba.state_dim as u32)
+                .u32(&key("ssm.group_count"), mamba.groups as u32)
+                .u32(&key("ssm.time_step_rank"), mamba.heads as u32)
+                .u32(&key("ssm.inner_size"), mamba.width() as u32)
+                .flag(&key("rope.scaling.finetuned"), config.rotated.contains(&true))
+                .u32(&key("attention.key_length"), config.head_dim as u32)
+                .u32(&key("attention.value_length"), config.head_dim as u32)
+        }
         Some(Mixer::Latent(latent)) => {
             let q_rank = latent.q_rank.unwrap_or(0) as u32;
             writer
@@ -329,7 +355,14 @@ fn experts_of(config: &Config, experts: &Experts, writer: Writer, key: &impl Fn(
     let Some(mixture) = config.family.mixture else { return writer };
     let mut writer = writer;
     if mixture.dense.is_some() {
-        writer = writer.u32(&key("leading_dense_block_count"), experts.dense as u32);
+        writer = writer.u32(&key("leading_dense_block_count"), config.dense_layers() as u32);
+    }
+    if mixture.interleaved {
+        let first = config.feeds.iter().position(|feed| *feed == Feed::Experts).unwrap_or(0);
+        writer = writer.u32(&key("interleave_moe_layer_step"), first as u32 + 1);
+    }
+    if let Some(latent) = experts.latent {
+        writer = writer.u32(&key("moe_latent_size"), latent as u32);
     }
     if mixture.scale.is_some() {
         writer = writer.f32(&key("expert_weights_scale"), experts.scale as f32);
@@ -375,6 +408,8 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
         ("mlp.up_proj", "ffn_up"),
         ("mlp.gate_up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("mlp.fc1_latent_proj", "ffn_latent_down"),
+        ("mlp.fc2_latent_proj", "ffn_latent_up"),
         ("pre_feedforward_layernorm", "ffn_norm"),
         ("post_feedforward_layernorm", "post_ffw_norm"),
         ("mlp.router", "ffn_gate_inp"),
@@ -401,6 +436,8 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
     let mut stacked: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let interleaved = [
         "llama",
+        "llama4",
+        "llama4_text",
         "mistral",
         "mistral3",
         "mixtral",
@@ -408,6 +445,7 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
         "granite",
         "granitemoe",
         "granitemoeshared",
+        "granitemoehybrid",
         "cohere2",
         "ernie4_5",
         "ernie4_5_moe",

@@ -8,6 +8,7 @@
 use folio_cpu::machine::Machine;
 use folio_model::LoadedModel;
 use folio_model::backend::DType;
+use folio_model::config::{Feed, Mixer};
 use folio_server::why::Demand;
 use serde::Serialize;
 
@@ -34,9 +35,13 @@ impl Costs {
         let config = &model.config;
         let hidden = config.hidden as f64;
         let [attention, of_key] = config.attention_costs();
-        let part = |width: usize| 3.0 * hidden * width as f64;
-        let (layers, dense) = (config.layers as f64, config.dense_layers() as f64);
-        let expert = part(config.intermediate);
+        let matrices = 1.0 + config.activation.inputs() as f64;
+        let part = |width: usize| matrices * hidden * width as f64;
+        let layers = config.mixers.iter().filter(|mixer| **mixer != Mixer::Nothing).count() as f64;
+        let dense = config.dense_layers() as f64;
+        let sparse = config.feeds.iter().filter(|feed| **feed == Feed::Experts).count() as f64;
+        let narrow = config.experts.and_then(|experts| experts.latent).unwrap_or(config.hidden) as f64;
+        let expert = matrices * narrow * config.intermediate as f64;
         let of_experts = config
             .experts
             .map_or(0.0, |experts| expert * experts.chosen as f64 + part(experts.shared.unwrap_or(0)));
@@ -44,8 +49,8 @@ impl Costs {
             (experts.count as f64, experts.chosen as f64 / experts.count as f64)
         });
         Self {
-            body: layers * attention + dense * part(config.dense_width()) + (layers - dense) * of_experts,
-            experts: (layers - dense) * expert * count,
+            body: layers * attention + dense * part(config.dense_width()) + sparse * of_experts,
+            experts: sparse * expert * count,
             share,
             head: config.vocab as f64 * hidden,
             bytes_per_weight,

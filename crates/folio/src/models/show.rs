@@ -117,8 +117,11 @@ fn kv(checkpoint: &Checkpoint) -> Result<String> {
             text += &format!(", {} ({format})", units::bytes(bytes));
         }
     }
-    let states =
-        config.mixers.iter().filter(|mixer| matches!(mixer, Mixer::Delta(_) | Mixer::Conv(_))).count();
+    let states = config
+        .mixers
+        .iter()
+        .filter(|mixer| matches!(mixer, Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Mamba(_)))
+        .count();
     if states > 0 {
         text += &format!("; {states} layers keep a state instead");
     }

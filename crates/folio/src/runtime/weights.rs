@@ -168,9 +168,10 @@ impl Weights {
         // Said before its weights are read, not after.
         let mixers = &checkpoint.config().mixers;
         let only_here = mixers.iter().find_map(|mixer| match mixer {
-            Mixer::Attention => None,
+            Mixer::Attention | Mixer::Nothing => None,
             Mixer::Latent(_) => Some("latent attention is"),
             Mixer::Delta(_) => Some("layers that keep a state (gated delta nets) are"),
+            Mixer::Mamba(_) => Some("layers that keep a state (Mamba-2) are"),
             Mixer::Conv(_) => Some("layers that keep a state (short convolutions) are"),
         });
         if let Some(what) = only_here.filter(|_| backend.is_gpu()) {

@@ -7,7 +7,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::config::Reader;
 use crate::error::Result;
-use crate::family::{Choice, FAMILIES, Family, LocalRope, Mixture, QkNorm, Shared, Window};
+use crate::family::{
+    Choice, FAMILIES, Family, LocalRope, MambaFields, Mixture, QkNorm, Rotated, Shared, Window,
+};
 
 /// An architecture of llama.cpp that is a family of ours.
 pub struct Architecture {
@@ -51,6 +53,7 @@ const fn plain(name: &'static str, model_type: &'static str) -> Architecture {
 pub const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     Architecture { model_type: "mixtral", when: SOME_EXPERTS, ..LLAMA },
+    Architecture { name: "llama4", model_type: "llama4_text", ..LLAMA },
     plain("qwen2", "qwen2"),
     plain("qwen3", "qwen3"),
     plain("qwen3moe", "qwen3_moe"),
@@ -76,6 +79,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
         when: Some(("expert_shared_feed_forward_length", 1.0)),
         ..LLAMA
     },
+    Architecture { name: "granitehybrid", model_type: "granitemoehybrid", ..LLAMA },
+    plain("nemotron_h", "nemotron_h"),
+    plain("nemotron_h_moe", "nemotron_h"),
     Architecture { name: "cohere2", model_type: "cohere2", ..LLAMA },
     plain("hunyuan-dense", "hunyuan_v1_dense"),
     plain("hunyuan-moe", "hunyuan_v1_moe"),
@@ -110,15 +116,15 @@ impl Architecture {
     }
 }
 
-/// Keys (after the architecture's name) of a mixture of experts, which mean another decoder unless they have one of these values.
-const NEUTRAL_EXPERTS: &[(&str, &[f64])] =
-    &[("interleave_moe_layer_step", &[0.0, 1.0]), ("moe_latent_size", &[0.0])];
+const NEUTRAL_INTERLEAVED: &[(&str, &[f64])] = &[("interleave_moe_layer_step", &[0.0, 1.0])];
 
-/// The same of families whose row has nothing of this kind.
+/// Keys (after the architecture's name) of a mixture of experts that mean another decoder unless they have one of these values, where the
+/// family's row has nothing of this kind.
 const NEUTRAL_SHARED: &[(&str, &[f64])] =
     &[("expert_shared_count", &[0.0]), ("expert_shared_feed_forward_length", &[0.0])];
 const NEUTRAL_GROUPS: &[(&str, &[f64])] = &[("expert_group_count", &[0.0, 1.0])];
 const NEUTRAL_SCALE: &[(&str, &[f64])] = &[("expert_weights_scale", &[0.0, 1.0])];
+const NEUTRAL_LATENT: &[(&str, &[f64])] = &[("moe_latent_size", &[0.0])];
 const NEUTRAL_DENSE: &[(&str, &[f64])] = &[("leading_dense_block_count", &[0.0])];
 /// Softmax over all logits, or over those of the chosen.
 const BY_LOGITS: &[(&str, &[f64])] = &[("expert_gating_func", &[0.0, 1.0, 3.0])];
@@ -128,12 +134,14 @@ const BY_SIGMOIDS: &[(&str, &[f64])] = &[("expert_gating_func", &[0.0, 2.0])];
 pub fn neutral_of(mixture: &Mixture) -> Vec<(&'static str, &'static [f64])> {
     let by_sigmoids = matches!(mixture.choice, Choice::BiasedSigmoids { .. });
     let grouped = by_sigmoids || mixture.choice == Choice::GroupedLogits;
-    let mut neutral = NEUTRAL_EXPERTS.to_vec();
-    neutral.extend(if by_sigmoids { BY_SIGMOIDS } else { BY_LOGITS });
+    let top = mixture.choice == Choice::Top;
+    let mut neutral = if by_sigmoids || top { BY_SIGMOIDS.to_vec() } else { BY_LOGITS.to_vec() };
     for (has, keys) in [
+        (mixture.interleaved, NEUTRAL_INTERLEAVED),
         (mixture.shared != Shared::Never, NEUTRAL_SHARED),
         (grouped, NEUTRAL_GROUPS),
         (mixture.scale.is_some(), NEUTRAL_SCALE),
+        (mixture.latent.is_some(), NEUTRAL_LATENT),
         (mixture.dense.is_some(), NEUTRAL_DENSE),
     ] {
         neutral.extend(keys.iter().filter(|_| !has));
@@ -198,6 +206,16 @@ impl Reader<'_> {
             let scale = self.number("logit_scale")?.ok_or_else(|| self.missing("logit_scale"))?;
             map.insert("logit_scale".into(), json!(scale));
         }
+        if let QkNorm::Unweighted(field) = family.qk_norm {
+            // As llama.cpp tells Scout from Maverick.
+            map.insert(field.into(), json!(self.integer("expert_count")? != Some(128)));
+        }
+        if let Window::Chunked { absent } = family.window
+            && let Some(window) = self.integer("attention.sliding_window")?.filter(|w| *w != absent as u64)
+        {
+            let what = format!("`{}` = {window}", self.key("attention.sliding_window"));
+            return Err(self.unsupported(what, &format!("chunks of {absent} positions")));
+        }
         if let QkNorm::Stated(field) = family.qk_norm {
             map.insert(field.into(), json!((self.find)("blk.0.attn_q_norm.weight").is_some()));
         }
@@ -207,6 +225,14 @@ impl Reader<'_> {
         if family.delta.is_some() {
             self.delta_net(map)?;
         }
+        if let Some(names) = &family.mamba {
+            self.mamba(names, map)?;
+        }
+        if family.rotated == Rotated::Stated {
+            // Granite's converter says by it whether anything is rotated.
+            let rotated = self.metadata.flag(&self.key("rope.scaling.finetuned"))?.unwrap_or(true);
+            map.insert("position_embedding_type".into(), json!(if rotated { "rope" } else { "nope" }));
+        }
         if family.latent {
             self.latent(map)?;
         }
@@ -215,14 +241,33 @@ impl Reader<'_> {
 
     fn experts(&self, mixture: &Mixture, map: &mut Map<String, Json>) -> Result<()> {
         let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        if let (true, Shared::Halves(field)) = (mixture.optional, mixture.shared)
+            && self.integer("expert_count")?.is_none_or(|count| count == 0)
+        {
+            map.insert("num_local_experts".into(), json!(0));
+            map.insert(field.into(), map["intermediate_size"].clone());
+            return Ok(());
+        }
+        let is_moe = |types: &Json| types.as_array().is_some_and(|types| types.contains(&json!("moe")));
+        if map.get("layers_block_type").is_some_and(|types| !is_moe(types)) {
+            return Ok(());
+        }
         map.insert("num_local_experts".into(), json!(needed("expert_count")?));
         map.insert("num_experts_per_tok".into(), json!(needed("expert_used_count")?));
+        if mixture.interleaved {
+            map.insert(mixture.dense_inner.into(), map["intermediate_size"].clone());
+            let every = self.integer("interleave_moe_layer_step")?.filter(|every| *every > 0);
+            map.insert("interleave_moe_layer_step".into(), json!(every));
+        }
         if let Some(inner) = self.integer("expert_feed_forward_length")? {
             map.insert(mixture.inner.into(), json!(inner));
         }
         if let Some((field, _)) = mixture.normalized {
             let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?;
             map.insert(field.into(), json!(normalized.unwrap_or(self.architecture.weights_normalized)));
+        }
+        if let Some(field) = mixture.latent {
+            map.insert(field.into(), json!(self.integer("moe_latent_size")?));
         }
         if mixture.scale.is_some() {
             let scale = self.number("expert_weights_scale")?.filter(|scale| *scale != 0.0);
@@ -234,6 +279,8 @@ impl Reader<'_> {
         }
         match mixture.shared {
             Shared::Never => {}
+            // As wide as the others.
+            Shared::Width(field) if field == mixture.inner => {}
             Shared::Gated(field) | Shared::Halves(field) | Shared::Width(field) => {
                 let width = self.integer("expert_shared_feed_forward_length")?;
                 map.insert(field.into(), json!(width));
@@ -249,7 +296,7 @@ impl Reader<'_> {
                 map.insert("topk_method".into(), json!("group_limited_greedy"));
             }
             (Choice::BiasedSigmoids { .. } | Choice::GroupedLogits, _) => {}
-            (Choice::Logits | Choice::BiasedShares, _) => return Ok(()),
+            (Choice::Logits | Choice::BiasedShares | Choice::Top, _) => return Ok(()),
         }
         map.insert("n_group".into(), json!(groups.unwrap_or(1)));
         map.insert("topk_group".into(), json!(kept.or(groups).unwrap_or(1)));
@@ -258,7 +305,7 @@ impl Reader<'_> {
 
     /// Layers without heads of K and V are short convolutions.
     fn short_conv(&self, map: &mut Map<String, Json>) -> Result<()> {
-        let heads = self.kv_heads_of_layers()?;
+        let heads = self.numbers_of_layers("attention.head_count_kv")?;
         let types = heads.iter().map(|heads| if *heads == 0.0 { "conv" } else { "full_attention" });
         map.insert("layer_types".into(), types.collect());
         let taps = self.integer("shortconv.l_cache")?.ok_or_else(|| self.missing("shortconv.l_cache"))?;
@@ -292,6 +339,45 @@ impl Reader<'_> {
             // Those behind the last one, which propose drafts, may be among them.
             map.insert("layer_types".into(), recurrent.iter().take(layers).map(name).collect());
         }
+        Ok(())
+    }
+
+    /// Layers without heads of K and V are Mamba-2.
+    fn mamba(&self, names: &MambaFields, map: &mut Map<String, Json>) -> Result<()> {
+        let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        let (heads, values) = (needed("ssm.time_step_rank")?, needed("ssm.inner_size")?);
+        if heads == 0 || !values.is_multiple_of(heads) {
+            let problem = format!("is {values}, not a multiple of ssm.time_step_rank = {heads}");
+            return Err(self.metadata.problem(&self.key("ssm.inner_size"), problem));
+        }
+        let types = self.numbers_of_layers("attention.head_count_kv")?;
+        let biased = |layer| (self.find)(&format!("blk.{layer}.ssm_conv1d.bias")).is_some();
+        let biased = (0..types.len()).any(biased);
+        map.insert(names.bias.into(), json!(biased));
+        for (field, value) in [
+            (names.heads.0, heads),
+            (names.head_dim.0, values / heads),
+            (names.groups.0, needed("ssm.group_count")?),
+            (names.state_dim.0, needed("ssm.state_size")?),
+            (names.taps.0, needed("ssm.conv_kernel")?),
+        ] {
+            map.insert(field.into(), json!(value));
+        }
+        let layers = map["num_hidden_layers"].as_u64().unwrap_or(0) as usize;
+        let types = types.iter().take(layers).map(|heads| if *heads == 0.0 { "mamba" } else { "attention" });
+        if !self.architecture.family().single {
+            map.insert("layer_types".into(), types.collect());
+            return Ok(());
+        }
+        // Layers with a width that feeds forward do nothing else.
+        let widths = self.numbers_of_layers("feed_forward_length")?;
+        let routed = |layer| (self.find)(&format!("blk.{layer}.ffn_gate_inp.weight")).is_some();
+        let part = |(layer, (kind, width)): (usize, (&'static str, &f64))| match kind {
+            "mamba" if *width > 0.0 && routed(layer) => "moe",
+            "mamba" if *width > 0.0 => "mlp",
+            kind => kind,
+        };
+        map.insert("layers_block_type".into(), types.zip(&widths).enumerate().map(part).collect());
         Ok(())
     }
 

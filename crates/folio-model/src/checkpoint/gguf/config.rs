@@ -16,7 +16,7 @@ use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
 use crate::config::{Config, Mixer, rotated_layers};
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, DeltaTensors, ExpertTensors, Fusion, Norms, Shared, Window};
+use crate::family::{Bias, DeltaTensors, ExpertTensors, Fusion, Norms, Rotated, Shared, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
@@ -175,6 +175,12 @@ impl Reader<'_> {
                 return Err(self.unsupported(what, "decoders without it"));
             }
         }
+        // Elsewhere it says where a scaled rotation comes from.
+        let finetuned = self.metadata.flag(&self.key("rope.scaling.finetuned"))?;
+        if finetuned == Some(false) && family.multipliers && family.rotated != Rotated::Stated {
+            let what = format!("`{}` = false", self.key("rope.scaling.finetuned"));
+            return Err(self.unsupported(what, "attention with a rotation"));
+        }
         if self.metadata.flag(&self.key("attention.causal"))? == Some(false) {
             let what = format!("`{}` = false", self.key("attention.causal"));
             return Err(self.unsupported(what, "causal attention"));
@@ -187,8 +193,15 @@ impl Reader<'_> {
         let mut map = Map::new();
         map.insert("model_type".into(), json!(self.architecture.model_type));
         for (field, suffix) in INTEGERS {
-            let value = self.integer(suffix)?.ok_or_else(|| self.missing(suffix))?;
-            map.insert((*field).into(), json!(value));
+            let value = match *suffix {
+                // That of those layers that feed forward.
+                "feed_forward_length" if self.architecture.family().single => {
+                    let widths = self.numbers_of_layers(suffix)?;
+                    Some(widths.into_iter().fold(0.0, f64::max) as u64)
+                }
+                _ => self.integer(suffix)?,
+            };
+            map.insert((*field).into(), json!(value.ok_or_else(|| self.missing(suffix))?));
         }
         // Layers that propose drafts are counted there, and lie behind the others.
         let drafting = self.integer("nextn_predict_layers")?.unwrap_or(0);
@@ -203,8 +216,8 @@ impl Reader<'_> {
         let (hidden, heads) = (map["hidden_size"].as_u64(), map["num_attention_heads"].as_u64());
         let kv_heads = match family {
             family if family.latent => heads,
-            family if family.short_conv => {
-                let heads = self.kv_heads_of_layers()?;
+            family if family.short_conv || family.mamba.is_some() => {
+                let heads = self.numbers_of_layers("attention.head_count_kv")?;
                 let mut some = heads.iter().filter(|heads| **heads != 0.0);
                 let first = some.next().copied();
                 if some.any(|heads| Some(*heads) != first) {
@@ -229,7 +242,7 @@ impl Reader<'_> {
         map.insert(family.eps_field.into(), json!(eps));
         map.insert("rope_theta".into(), json!(self.number("rope.freq_base")?.unwrap_or(10_000.0)));
         let rotated = self.integer("rope.dimension_count")?.unwrap_or(head_dim);
-        if !family.latent {
+        if !family.latent && family.rotated != Rotated::Never {
             // Half a dimension more, so that rounding down gives exactly `rotated`.
             let part = if rotated == head_dim { 1.0 } else { (rotated as f64 + 0.5) / head_dim as f64 };
             map.insert("partial_rotary_factor".into(), json!(part));
@@ -274,6 +287,19 @@ impl Reader<'_> {
             ("n_group", "expert_group_count"),
             ("topk_group", "expert_group_used_count"),
             ("conv_L_cache", "shortconv.l_cache"),
+            ("mamba_n_heads", "ssm.time_step_rank"),
+            ("mamba_d_head", "ssm.inner_size"),
+            ("mamba_n_groups", "ssm.group_count"),
+            ("mamba_d_state", "ssm.state_size"),
+            ("mamba_d_conv", "ssm.conv_kernel"),
+            ("mamba_num_heads", "ssm.time_step_rank"),
+            ("mamba_head_dim", "ssm.inner_size"),
+            ("n_groups", "ssm.group_count"),
+            ("ssm_state_size", "ssm.state_size"),
+            ("conv_kernel", "ssm.conv_kernel"),
+            ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+            ("moe_latent_size", "moe_latent_size"),
+            ("shared_intermediate_size", "expert_shared_feed_forward_length"),
             ("linear_num_key_heads", "ssm.group_count"),
             ("linear_num_value_heads", "ssm.time_step_rank"),
             ("linear_key_head_dim", "ssm.state_size"),
@@ -303,8 +329,8 @@ impl Reader<'_> {
     }
 
     /// One number per layer.
-    pub(super) fn kv_heads_of_layers(&self) -> Result<Vec<f64>> {
-        let (suffix, blocks) = ("attention.head_count_kv", self.integer("block_count")?.unwrap_or(0));
+    pub(super) fn numbers_of_layers(&self, suffix: &str) -> Result<Vec<f64>> {
+        let blocks = self.integer("block_count")?.unwrap_or(0);
         let list = self.metadata.numbers(&self.key(suffix))?.ok_or_else(|| self.missing(suffix))?;
         if list.len() as u64 != blocks {
             let problem = format!("has {} entries for {blocks} layers", list.len());
@@ -398,7 +424,9 @@ impl Reader<'_> {
                 return Err(self.metadata.problem(ROPE_FREQS, "gives frequencies that are not finite"));
             }
         }
-        if let Some(window) = self.integer("attention.sliding_window")?.filter(|window| *window > 0) {
+        let window =
+            self.integer("attention.sliding_window")?.filter(|window| *window > 0 && !config.chunked);
+        if let Some(window) = window {
             let window = usize::try_from(window).unwrap_or(usize::MAX);
             let sliding = self.sliding_layers(config)?;
             config.windows = sliding.into_iter().map(|sliding| sliding.then_some(window)).collect();
@@ -419,6 +447,9 @@ impl Reader<'_> {
                 _ => DeltaTensors::GgmlEach,
             };
         }
+        if let Some(fields) = &mut config.family.mamba {
+            fields.decay_as_is = true;
+        }
         let has = |tensor: &str| (self.find)(tensor).is_some();
         let optional = |rule: Bias| matches!(rule, Bias::Config(_));
         if optional(config.family.qkv_bias) {
@@ -435,7 +466,7 @@ impl Reader<'_> {
                 // Files of before April 2025 have them together.
                 Mixer::Latent(latent) => latent.apart = !has("blk.0.attn_kv_b.weight"),
                 Mixer::Delta(net) => net.tiled = self.architecture.tiled,
-                Mixer::Attention | Mixer::Conv(_) => {}
+                Mixer::Attention | Mixer::Conv(_) | Mixer::Mamba(_) | Mixer::Nothing => {}
             }
         }
         Ok(())

@@ -87,6 +87,16 @@ const DELTA: Parts = &[
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
+const MAMBA: Parts = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt.bias", "mamba.dt_bias"),
+    ("ssm_a", "mamba.A_log"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.gated_norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
+
 const SHORT_CONV: Parts = &[
     ("shortconv.in_proj", "conv.in_proj"),
     ("shortconv.conv", "conv.conv"),
@@ -112,6 +122,7 @@ pub fn own(family: &Family) -> [Parts; 2] {
     let mixer = match family {
         family if family.latent => LATENT,
         family if family.delta.is_some() => DELTA,
+        family if family.mamba.is_some() => MAMBA,
         family if family.short_conv => SHORT_CONV,
         _ => &[],
     };
@@ -177,6 +188,8 @@ impl Names {
             "ffn_up" if self.fused => "mlp.gate_up_proj",
             "ffn_up" => "mlp.up_proj",
             "ffn_down" => "mlp.down_proj",
+            "ffn_latent_down" => "mlp.fc1_latent_proj",
+            "ffn_latent_up" => "mlp.fc2_latent_proj",
             other => match (self.router, other) {
                 (Some(router), "ffn_gate_inp") => router,
                 (Some(_), "ffn_gate_exps") => "mlp.experts.gate_proj",
@@ -193,6 +206,11 @@ impl Names {
         match *stored {
             [channels, taps] if name.ends_with(".conv1d.weight") || name.ends_with(".conv.conv.weight") => {
                 return vec![channels, 1, taps];
+            }
+            // One column for each head; one row for each group.
+            [heads, 1] if name.ends_with(".mamba.A_log") || name.ends_with(".mamba.D") => return vec![heads],
+            [groups, each] if name.ends_with(".mamba.gated_norm.weight") => {
+                return vec![groups.saturating_mul(each)];
             }
             [columns] if name.ends_with(".shared_expert_gate.weight") => return vec![1, columns],
             _ => {}

@@ -117,7 +117,7 @@ impl Matrix {
         let mut bytes = Vec::with_capacity(rows * (cols / values) * self.format.bytes());
         let mut codes = vec![0; ROWS.min(rows) * cols];
         let mut gathered = vec![0; cols];
-        let Every { first, step } = self.every;
+        let Every { first, step, .. } = self.every;
         // Rows between those that are wanted are not unpacked.
         let together = if step == 1 { ROWS } else { 1 };
         let stored = rows * step;

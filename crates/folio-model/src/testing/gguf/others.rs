@@ -64,10 +64,11 @@ pub fn stored(checkpoint: &Checkpoint, weight: &WeightSpec) -> Option<Vec<Stored
     let name = |part: &str| format!("blk.{layer}.{part}");
     let read = |part: &TensorSpec| Values::read(checkpoint, part);
     let whole = |part: &TensorSpec| read(&TensorSpec { rows: Pick::ALL, ..part.clone() });
-    let first = &weight.parts[0];
-    let net = match config.mixers[layer.parse::<usize>().ok()?] {
-        Mixer::Delta(net) => Some(net),
-        Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) => None,
+    let first = weight.parts.first()?;
+    let (net, mamba) = match config.mixers[layer.parse::<usize>().ok()?] {
+        Mixer::Delta(net) => (Some(net), None),
+        Mixer::Mamba(mamba) => (None, Some(mamba)),
+        Mixer::Attention | Mixer::Latent(_) | Mixer::Conv(_) | Mixer::Nothing => (None, None),
     };
     let tiles = net.as_ref().filter(|_| config.family.model_type != "qwen3_next");
     let cols = *first.shape.last()?;
@@ -82,16 +83,19 @@ pub fn stored(checkpoint: &Checkpoint, weight: &WeightSpec) -> Option<Vec<Stored
         "down_proj" if first.shape.len() == 3 => {
             vec![whole(first).stored(name("ffn_down_exps.weight"), &first.shape)]
         }
-        "shared_gate_up" if weight.parts.len() == 1 => {
+        // The feed-forward part of a layer without a mixture: what speaks for every token elsewhere.
+        "gate_up" | "shared_gate_up" if first.name.ends_with(".shared_experts.gate_up_proj.weight") => {
             let half = first.shape[0] / 2;
-            let of = |first_row| TensorSpec {
-                rows: Pick { period: 2 * half, first: first_row, rows: half },
-                ..first.clone()
+            let suffix = if label == "gate_up" { "" } else { "_shexp" };
+            let of = |part: &str, first_row| {
+                let rows = Pick { period: 2 * half, first: first_row, rows: half };
+                let values = read(&TensorSpec { rows, ..first.clone() });
+                values.stored(name(&format!("ffn_{part}{suffix}.weight")), &[half, cols])
             };
-            vec![
-                read(&of(0)).stored(name("ffn_gate_shexp.weight"), &[half, cols]),
-                read(&of(half)).stored(name("ffn_up_shexp.weight"), &[half, cols]),
-            ]
+            vec![of("gate", 0), of("up", half)]
+        }
+        "down_proj" if first.name.ends_with(".shared_experts.down_proj.weight") => {
+            vec![whole(first).stored(name("ffn_down.weight"), &first.shape)]
         }
         "shared_gate" => vec![whole(first).vector(name("ffn_gate_inp_shexp.weight"), |value| value)],
         "choice_bias" => vec![whole(first).vector(name("exp_probs_b.bias"), |value| value)],
@@ -120,10 +124,31 @@ pub fn stored(checkpoint: &Checkpoint, weight: &WeightSpec) -> Option<Vec<Stored
             let rows = first.rows.rows;
             vec![read(first).stored(name("attn_v_b.weight"), &[config.heads, rows, cols])]
         }
+        "mamba_z" | "mamba_steps" => Vec::new(),
+        "mamba_xbc" => vec![whole(first).stored(name("ssm_in.weight"), &first.shape)],
+        "taps_bias" => vec![whole(first).vector(name("ssm_conv1d.bias"), |value| value)],
+        "decay" if mamba.is_some() => {
+            let (name, _, kind, bytes) =
+                whole(first).vector(name("ssm_a"), |value| -f64::from(value).exp() as f32);
+            vec![(name, vec![first.shape[0], 1], kind, bytes)]
+        }
+        "skip" => {
+            let (name, _, kind, bytes) = whole(first).vector(name("ssm_d"), |value| value);
+            vec![(name, vec![first.shape[0], 1], kind, bytes)]
+        }
+        "step_bias" if mamba.is_some() => vec![whole(first).vector(name("ssm_dt.bias"), |value| value)],
+        "mamba_norm" => {
+            let (groups, (name, _, kind, bytes)) =
+                (mamba?.groups, whole(first).vector(name("ssm_norm.weight"), |value| value));
+            vec![(name, vec![groups, first.shape[0] / groups], kind, bytes)]
+        }
+        "out_proj" if mamba.is_some() => {
+            vec![whole(first).stored(name("ssm_out.weight"), &first.shape)]
+        }
         "taps" => {
-            let (of, channels) = match net {
-                Some(_) => ("ssm_conv1d.weight", first.shape[0]),
-                None => ("shortconv.conv.weight", first.shape[0]),
+            let (of, channels) = match net.is_some() || mamba.is_some() {
+                true => ("ssm_conv1d.weight", first.shape[0]),
+                false => ("shortconv.conv.weight", first.shape[0]),
             };
             let values = net.map_or(0, |net| net.value_heads * net.value_dim);
             vec![whole(first).tiled(tiles, channels, values).stored(name(of), &[channels, cols])]

@@ -244,6 +244,8 @@ fn program(backend: &mut CpuBackend, shape: Shape) -> Result<Program> {
             scale: (head_dim as f32).powf(-0.5),
             softcap: None,
             window: None,
+            chunked: false,
+            temper: None,
             sinks: None,
             rope: None,
             q_norm: None,
