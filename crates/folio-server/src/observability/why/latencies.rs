@@ -42,14 +42,26 @@ const PARTS: f64 = 8.0;
 /// From a microsecond to an hour and a half; what is beyond counts as that.
 const COUNTS: usize = 33 * PARTS as usize;
 
-type Counts = [u32; COUNTS];
+/// Ten seconds.
+#[derive(Clone)]
+struct LatencySlice {
+    /// Since the start.
+    number: u64,
+    counts: [[u32; COUNTS]; Latency::ALL.len()],
+}
+
+impl LatencySlice {
+    fn new(number: u64) -> Self {
+        Self { number, counts: [[0; COUNTS]; Latency::ALL.len()] }
+    }
+}
 
 /// See the module documentation.
-pub(super) struct Latencies(Mutex<Box<[(u64, [Counts; Latency::ALL.len()])]>>);
+pub(super) struct Latencies(Mutex<Vec<LatencySlice>>);
 
 impl Default for Latencies {
     fn default() -> Self {
-        Self(Mutex::new(vec![(0, [[0; COUNTS]; Latency::ALL.len()]); SLICES].into()))
+        Self(Mutex::new(vec![LatencySlice::new(0); SLICES]))
     }
 }
 
@@ -67,11 +79,11 @@ impl Latencies {
     pub fn count(&self, now: Micros, latency: Latency, us: f64) {
         let slice = now.0 / SLICE_US;
         let mut slices = self.0.lock();
-        let (number, counts) = &mut slices[slice as usize % SLICES];
-        if *number != slice {
-            (*number, *counts) = (slice, [[0; COUNTS]; Latency::ALL.len()]);
+        let kept = &mut slices[slice as usize % SLICES];
+        if kept.number != slice {
+            *kept = LatencySlice::new(slice);
         }
-        let count = &mut counts[latency as usize][place(us)];
+        let count = &mut kept.counts[latency as usize][place(us)];
         *count = count.saturating_add(1);
     }
 
@@ -79,7 +91,8 @@ impl Latencies {
     pub fn report(&self, now: Micros) -> Value {
         let (first, last) = (window_from(now).0 / SLICE_US, now.0 / SLICE_US);
         let mut sums = [[0u64; COUNTS]; Latency::ALL.len()];
-        for (_, counts) in self.0.lock().iter().filter(|(number, _)| (first..=last).contains(number)) {
+        let within = |kept: &&LatencySlice| (first..=last).contains(&kept.number);
+        for LatencySlice { counts, .. } in self.0.lock().iter().filter(within) {
             for (sums, counts) in sums.iter_mut().zip(counts) {
                 sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += u64::from(*count));
             }

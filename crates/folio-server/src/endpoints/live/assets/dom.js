@@ -35,7 +35,15 @@ function legend(place, entries) {
 }
 
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const tenantColour = at => colour("t" + Math.min(at, 7));
+/** Names in the order in which they came: each of the first has a colour of its own, wherever it is shown. */
+const coloured = [];
+const COLOURS = 7;
+
+function tenantColour(name) {
+  if (!coloured.includes(name) && coloured.length < COLOURS) coloured.push(name);
+  const at = coloured.indexOf(name);
+  return colour("t" + (at < 0 ? COLOURS : at));
+}
 
 const none = "–";
 const number = (value, digits = 0) => value == null ? none

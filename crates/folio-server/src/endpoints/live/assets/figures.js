@@ -69,7 +69,7 @@ function advice(told) {
   $("advice").replaceChildren(...(items.length ? items : nothing));
 }
 
-const WIDTH = 480, HEIGHT = 260, LEFT = 58, BOTTOM = 34;
+const WIDTH = 480, HEIGHT = 260, LEFT = 72, BOTTOM = 34;
 
 /** Both axes logarithmic: operations for each byte read, and operations a second. */
 function roofline(limits) {

@@ -26,7 +26,7 @@ function redraw(...parts) {
       tiers(why.cache);
       cost(why.cost);
       advice(why.advice);
-      paged(why.cache.contiguous, hello);
+      paged(why.cache.contiguous, timeline, hello);
     }
   });
 }

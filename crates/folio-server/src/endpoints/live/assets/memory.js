@@ -31,8 +31,8 @@ class BlockMap {
   }
 
   legend() {
-    const shown = this.tenants.slice(0, 7).map((name, at) => [tenantColour(at), name]);
-    if (this.tenants.length > 7) shown.push([tenantColour(7), `${this.tenants.length - 7} more`]);
+    const shown = this.tenants.slice(0, COLOURS).map(name => [tenantColour(name), name]);
+    if (this.tenants.length > COLOURS) shown.push([colour("t" + COLOURS), `${this.tenants.length - COLOURS} more`]);
     legend($("map-legend"), [[colour("free"), "free"], ...shown]);
   }
 
@@ -42,14 +42,14 @@ class BlockMap {
     this.size = Math.min(18, Math.max(5, Math.floor(Math.sqrt(width * 190 / count))));
     this.columns = Math.max(1, Math.floor(width / this.size));
     const [context] = prepare(canvas, Math.ceil(count / this.columns) * this.size);
-    const free = colour("free"), colours = Array.from({ length: 8 }, (_, at) => tenantColour(at)), side = this.size - 1;
+    const free = colour("free"), colours = this.tenants.map(tenantColour), side = this.size - 1;
     this.cells.forEach((cell, at) => {
       const [x, y] = this.place(at), state = cell[0];
       context.globalAlpha = 1;
       context.fillStyle = free;
       context.fillRect(x, y, side, side);
       if (state === ".") return;
-      context.fillStyle = colours[Math.min(ALPHABET.indexOf(cell[1]), 7)];
+      context.fillStyle = colours[ALPHABET.indexOf(cell[1])];
       const age = state >= "0" && state <= "7" ? Number(state) : 2;
       context.globalAlpha = state === "a" || state === "w" ? 1 : 0.62 - 0.065 * age;
       context.fillRect(x, y, side, side);
@@ -136,11 +136,12 @@ function prefixTree({ blocks, blocks_max, tenants, runs }, hello) {
   for (const run of all.filter(run => run.level < LEVELS)) {
     const x = width * run.x / blocks, wide = width * run.held / blocks;
     const box = draw("rect", { x, y: run.level * ROW, width: Math.max(wide - 1, 0.5), height: ROW - 2, rx: 2 }, draw("title", {}, words(run)));
-    box.style.fill = tenantColour(run.tenant);
+    box.style.fill = tenantColour(tenants[run.tenant]);
     box.style.fillOpacity = 0.35;
     place.append(box);
     const text = `${tenants[run.tenant]} ${tokens(run.length)}`;
-    if (wide > 40) place.append(draw("text", { x: x + 4, y: run.level * ROW + 15 }, text.slice(0, Math.floor(wide / 7.5))));
+    // What does not fit is cut off.
+    if (wide > 40) place.append(draw("svg", { x, y: run.level * ROW, width: wide - 4, height: ROW }, draw("text", { x: 4, y: 15 }, text)));
   }
   const told = roots.reduce((sum, run) => sum + run.held, 0);
   about.textContent = blocks
@@ -151,19 +152,29 @@ function prefixTree({ blocks, blocks_max, tenants, runs }, hello) {
     largest.map(run => [tenants[run.tenant], number(run.depth * hello.block_tokens), number(run.length * hello.block_tokens), number(run.held), percent(run.held / blocks)]));
 }
 
-function paged(told, hello) {
-  const { bytes: reserved, paged_bytes, sequences, sequences_max, sequence_tokens } = told;
-  const most = Math.max(reserved, paged_bytes, 1);
-  const bar = (name, value, which) => {
+/** Now, and when most ran in the last minutes. */
+function paged(told, timeline, hello) {
+  const at = timeline.names, each = Math.ceil(told.sequence_tokens / hello.block_tokens) * hello.bytes_per_block;
+  const busiest = timeline.moments.reduce((most, moment) => moment[at.running] > most[at.running] ? moment : most, timeline.moments[0] ?? []);
+  const running = busiest[at.running] ?? 0;
+  const bars = [
+    ["Paged, now", told.paged_bytes, "decode"],
+    ["Contiguous, now", told.bytes, "prefill"],
+    ["Paged, when most ran", (busiest[at.active_blocks] ?? 0) * hello.bytes_per_block, "decode"],
+    ["Contiguous, when most ran", running * each, "prefill"],
+  ];
+  const most = Math.max(1, ...bars.map(([, value]) => value));
+  const shown = bars.flatMap(([name, value, which]) => {
     const length = make("i");
     length.style.width = Math.max(100 * value / most, 0.5) + "%";
     length.style.background = colour(which);
     return [make("span", {}, name), length, make("span", {}, bytes(value))];
-  };
-  const times = paged_bytes > 0 && sequences > 0 ? ` ${number(reserved / paged_bytes, 1)} times as much.` : "";
+  });
+  const times = bars[2][1] > 0 && running > 0 ? ` ${number(bars[3][1] / bars[2][1], 1)} times as much as paged.` : "";
   $("paged").replaceChildren(
-    make("div", { class: "bars" }, ...bar("Paged, in use", paged_bytes, "decode"), ...bar("Contiguous", reserved, "prefill")),
+    make("div", { class: "bars" }, ...shown),
     make("p", { class: "note" },
-      `${number(sequences)} run now. With ${number(sequence_tokens)} tokens set aside in one piece for each, this is what they would take.${times} ` +
-      `The pool of ${bytes(hello.blocks * hello.bytes_per_block)} would have room for ${number(sequences_max)} at once.`));
+      `${number(told.sequences)} run now, ${number(running)} at most in the last two minutes: what they take, and would take with ` +
+      `${number(told.sequence_tokens)} tokens set aside in one piece for each.${times} ` +
+      `The pool of ${bytes(hello.blocks * hello.bytes_per_block)} would have room for ${number(told.sequences_max)} at once.`));
 }
