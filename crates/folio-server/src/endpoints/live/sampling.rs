@@ -4,7 +4,7 @@
 //! open, ask the cache for more than two looks of [`VIEW_MAX`] blocks a sample, or tell a token.
 //!
 //! States: *closed* (no task, nothing kept) -> *open* (one task for all pages) -> *closed* again after the sample that finds nobody.
-//! A sample is made once, whoever many read it: the engine's snapshot, some blocks of the pool, and every [`REPORT_EVERY`]-th time the report of
+//! A sample is made once, however many read it: the engine's snapshot, some blocks of the pool, and every [`REPORT_EVERY`]-th time the report of
 //! `/v1/why`. Its processor time is counted, and the next one comes after a hundred times that at the earliest ([`pause`]): so all of it
 //! takes at most a hundredth of one processor.
 
