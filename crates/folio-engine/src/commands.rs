@@ -4,7 +4,9 @@
 //! requests and is answered by a call of its reply, on the engine's thread; a reply that is dropped uncalled means that the
 //! engine has ended.
 
-use folio_kv::{BlockHashes, EventBatch, KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, TenantId};
+use folio_kv::{
+    BlockHashes, BlockView, EventBatch, KeepRefused, KvCache, PrefixId, PrefixInfo, Retention, TenantId,
+};
 
 use crate::scheduler::Scheduler;
 
@@ -43,6 +45,12 @@ pub enum CacheCommand {
     },
     /// Lists where every full block's content resides, an operator's wish. O(blocks).
     Resident,
+    /// Shows some blocks, an operator's wish: see [`KvCache::view`]. Bounded however many are wanted.
+    View {
+        first: u32,
+        step: u32,
+        count: u32,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +65,8 @@ pub enum CacheResponse {
     },
     /// As [`KvCache::resident`].
     Resident(EventBatch),
+    /// As [`KvCache::view`].
+    Blocks(Vec<BlockView>),
     /// The tenant has no such prefix, whoever else may.
     Missing,
     Refused(KeepRefused),
@@ -94,6 +104,9 @@ impl Scheduler {
                 CacheResponse::Cleared { blocks: cache.stats().free_blocks.saturating_sub(before) }
             }
             CacheCommand::Resident => CacheResponse::Resident(cache.resident()),
+            CacheCommand::View { first, step, count } => {
+                CacheResponse::Blocks(cache.view(first, step, count))
+            }
         }
     }
 }

@@ -23,6 +23,7 @@
 //! | `quota` | guarantees, ceilings, and whose cached block goes |
 //! | `account` | who held how much memory for how long |
 //! | `stats`, `check` | what the cache says about itself, and the proof that it is true |
+//! | `view` | what some blocks hold, for whoever draws the pool |
 //!
 //! Cost: `grow` and `commit` are O(blocks touched), `attach` and `release` O(blocks of the sequence), everything else
 //! O(1) but `clear`, `check` and what concerns kept prefixes. Nothing is allocated on these paths once pool and tables have been used.
@@ -50,6 +51,7 @@ mod shadow;
 mod stats;
 mod table;
 mod types;
+mod view;
 
 pub use account::Holdings;
 pub use attach::Lookup;
@@ -73,3 +75,4 @@ pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,
     TenantId, TierId,
 };
+pub use view::{BlockState, BlockView, VIEW_MAX, ViewedNode};

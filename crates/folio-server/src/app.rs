@@ -10,6 +10,7 @@ use prometheus_client::collector::Collector;
 use crate::batch::Batches;
 use crate::config::ServerConfig;
 use crate::endpoints::batches::Runner;
+use crate::endpoints::live::sampling::LivePage;
 use crate::endpoints::prefixes;
 use crate::engine::{App, Served};
 use crate::error::ServerError;
@@ -55,6 +56,7 @@ parts! {
     responses: ResponseStore,
     batches: Batches,
     runner: Runner,
+    live: LivePage,
 }
 
 impl Deref for State {
@@ -86,7 +88,12 @@ impl State {
         let observability = Arc::new(Observability {
             metrics,
             meters,
-            why: Why::new(served.engine.clone(), config.why.clone(), traces.clone()),
+            why: Why::new(
+                served.engine.clone(),
+                served.model.context_length,
+                config.why.clone(),
+                traces.clone(),
+            ),
             traces,
             kv_events,
             audit: config.audit_file.as_deref().map(Audit::open).transpose()?,
@@ -111,6 +118,7 @@ impl State {
             batches: batches.clone(),
             responses: responses.clone(),
         });
+        let live = LivePage::new(served.clone(), tenancy.clone(), observability.clone(), load.clone());
         Ok(Self(Arc::new(Parts {
             served,
             tenancy,
@@ -121,6 +129,7 @@ impl State {
             responses,
             batches,
             runner,
+            live: Arc::new(live),
         })))
     }
 

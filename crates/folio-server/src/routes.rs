@@ -11,6 +11,7 @@ use crate::app;
 use crate::arrival::{JsonRequest, around};
 use crate::endpoints::anthropic;
 use crate::endpoints::batches as files;
+use crate::endpoints::live;
 use crate::endpoints::ollama;
 use crate::endpoints::openai::chat;
 use crate::endpoints::openai::completions;
@@ -46,7 +47,7 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
         router = router.route("/metrics", get(pages::metrics));
     }
     router
-        .route("/", get(pages::index))
+        .route("/", get(live::index))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completions))
         .route("/v1/embeddings", post(embeddings::create))
@@ -92,6 +93,7 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
         .route("/v1/usage", get(usage::usage))
         .route("/v1/usage/records", get(records::own))
         .route("/v1/why", get(why::own))
+        .route("/v1/why/live", get(live::own))
         .fallback(pages::not_found)
         .method_not_allowed_fallback(pages::method_not_allowed)
         .layer(from_fn_with_state(state.clone(), around))
@@ -101,6 +103,7 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
 /// What operators reach.
 pub(crate) fn admin(state: &app::State) -> Router {
     Router::new()
+        .route("/", get(live::page))
         .route("/health", get(pages::health))
         .route("/livez", get(pages::live))
         .route("/readyz", get(pages::health))
@@ -111,6 +114,7 @@ pub(crate) fn admin(state: &app::State) -> Router {
         .route("/v1/unload_lora_adapter", post(admin::adapters::unload))
         .route("/v1/usage/records", get(records::all))
         .route("/v1/why", get(why::all))
+        .route("/v1/why/live", get(live::all))
         .route("/kv_events", get(kv_events::show))
         .route("/kv_events/blocks", get(kv_events::blocks))
         .route("/kv_events/republish", post(kv_events::republish))

@@ -89,8 +89,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             eprintln!("  {:<9} tcp://{endpoint}, {replay}", "KV events");
         }
         let address = addresses.serving;
+        let keyed = keys + named > 0 || key_file;
+        // With keys it is for operators: on their listener, or with a key of the file that has the scope for it.
+        let page = if keyed { addresses.admin.or(key_file.then_some(address)) } else { Some(address) };
+        if let Some(page) = page {
+            eprintln!("  {:<9} {scheme}://{page}/", "page");
+        }
         eprintln!("\nlistening on {scheme}://{address}  ({metrics}Ctrl-C to stop)\n");
-        eprintln!("{}", curl(scheme, address, &names[0], chat, keys + named > 0 || key_file));
+        eprintln!("{}", curl(scheme, address, &names[0], chat, keyed));
     })?;
     runtime.join(Duration::from_secs(args.drain_timeout));
     Ok(())

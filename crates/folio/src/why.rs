@@ -63,10 +63,24 @@ fn text(why: &Value) -> String {
             number(&served["output_tokens_per_s"]),
         ),
     );
+    if why["latency"].is_object() {
+        latency(&mut out, &why["latency"]);
+    }
     cache(&mut out, &why["cache"]);
     cost(&mut out, &why["cost"]);
     advice(&mut out, &why["advice"]);
     out
+}
+
+fn latency(out: &mut String, latency: &Value) {
+    let told = [("first token", "time_to_first_token_s"), ("per output token", "time_per_output_token_s")];
+    let told = told.map(|(words, name)| {
+        let percentiles = ["p50", "p90", "p99"].map(|of| {
+            latency[name][of].as_f64().map_or("-".to_owned(), |seconds| format!("{:.1}", 1000.0 * seconds))
+        });
+        format!("{words} {} ms", percentiles.join(", "))
+    });
+    line(out, "latency", &format!("{} (p50, p90, p99)", told.join("; ")));
 }
 
 fn machine(out: &mut String, why: &Value) {
@@ -238,6 +252,7 @@ mod tests {
             "batch": {"sequences_per_step": 2.5, "sequences_max": 64, "tokens_per_step": 9.0, "tokens_max": 512, "preemptions": 0, "recomputed_tokens": 0},
             "queue": {"running": 1, "waiting": 0, "reasons": {"capacity": {"mean": 0.5}}},
             "served": {"requests": 3, "targets": {"chat_s": 0.5, "completion_s": 0.1}},
+            "latency": {"time_to_first_token_s": {"p50": 0.012, "p90": 0.0251, "p99": null}},
             "cache": {"bytes": {"active": 1024}, "lifetime_s": null},
             "cost": {"seconds": 41.4, "share": 0.75, "tenants": {"acme": {"seconds": 41.4}}},
         });
@@ -248,6 +263,7 @@ mod tests {
             "not known: no profile",
             "2.5 of 64 sequences",
             "capacity 0.5",
+            "first token 12.0, 25.1, - ms",
             "nothing was evicted",
             "acme",
         ] {

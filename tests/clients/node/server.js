@@ -8,10 +8,12 @@ export async function serve(...args) {
   if (!binary) throw new Error("set FOLIO_BIN to the folio binary");
   const child = spawn(binary, ["serve", "--port", "0", ...args], { stdio: ["ignore", "ignore", "pipe"] });
   const log = [];
+  let admin;
   const ended = new Promise((resolve) => child.on("exit", (code) => resolve(code)));
   const url = new Promise((resolve, reject) => {
     readline.createInterface({ input: child.stderr }).on("line", (line) => {
       log.push(line);
+      admin = line.match(/operators +(https?:\/\/\S+)/)?.[1] ?? admin;
       const found = line.match(/listening on (http:\/\/\S+)/);
       if (found) resolve(found[1]);
     });
@@ -19,6 +21,8 @@ export async function serve(...args) {
   });
   return {
     url: await url,
+    admin,
+    pid: child.pid,
     async stop() {
       child.kill("SIGTERM");
       return ended;

@@ -26,6 +26,8 @@ def main():
         command = ["schemathesis", "run", server.url + "/openapi.json", "--checks", CHECKS, "--no-color"]
         command += ["--phases", "examples,coverage,fuzzing", "--max-examples", "10", "--seed", "1"]
         command += ["--request-timeout", "60", "--suppress-health-check", "all", "--generation-database", "none"]
+        # That one goes on until its reader leaves.
+        command += ["--exclude-path", "/v1/why/live"]
         # It leaves notes where it runs.
         with tempfile.TemporaryDirectory() as folder:
             status = subprocess.run(command, cwd=folder, timeout=SECONDS).returncode

@@ -522,6 +522,11 @@ pub const ROUTES: &[Route] = &[
             WHY,
         )
     },
+    get(
+        "/v1/why/live",
+        "The figures of the page as they come, for operators; it goes on until its reader leaves",
+        ReplyKind::Text("text/event-stream; charset=utf-8"),
+    ),
     post("/api/chat", "Ollama's: an answer to a conversation", Some(&ollama::CHAT), ollama::ANSWER),
     post("/api/generate", "Ollama's: an answer to a text", Some(&ollama::GENERATE), ollama::ANSWER),
     post("/api/embed", "Ollama's: a vector for each input", Some(&ollama::EMBED), ollama::VECTORS),
@@ -539,7 +544,7 @@ pub const ROUTES: &[Route] = &[
     post("/ping", "Whether work goes on", None, STATUS),
     get("/metrics", "Prometheus' page", ReplyKind::Text("text/plain; version=0.0.4; charset=utf-8")),
     get("/version", "The server's version", ReplyKind::Object(&[("version", "string")], false)),
-    get("/", "A page for people", ReplyKind::Text("text/plain; charset=utf-8")),
+    get("/", "The live page, or for a terminal what there is", ReplyKind::Text("text/plain; charset=utf-8")),
     get(
         "/openapi.json",
         "This document",

@@ -153,14 +153,14 @@ impl LearnedLifetimes {
     }
 
     /// Blocks freed since then.
-    fn age(&self, since: u32) -> u64 {
+    fn freed_since(&self, since: u32) -> u64 {
         (self.now as u32).wrapping_sub(since).into()
     }
 
     /// The block's time unused ends with a use.
     fn wanted(&mut self, block: BlockId) {
         let BlockUse { since, class, .. } = self.states[block.0 as usize];
-        self.lives.used(class.into(), self.age(since));
+        self.lives.used(class.into(), self.freed_since(since));
         self.runs.remove(block.0);
         self.release.next = None;
     }
@@ -203,7 +203,7 @@ impl LearnedLifetimes {
     fn value(&self, block: u32) -> f64 {
         let state = &self.states[block as usize];
         let cost = 1.0 + self.depth_cost * f64::from(state.depth);
-        cost * self.lives.index(state.class.into(), self.age(state.since))
+        cost * self.lives.index(state.class.into(), self.freed_since(state.since))
     }
 
     fn leaf<I: Iterator<Item = u32>>(&self, runs: I, look: usize) -> Option<u32> {
@@ -229,7 +229,7 @@ impl EvictionPolicy for LearnedLifetimes {
     fn on_insert(&mut self, block: BlockId, meta: &BlockMeta) {
         let ghost = meta.hash.and_then(|hash| self.ghosts.recall(&hash));
         if let Some(ghost) = ghost {
-            self.lives.used(ghost.class.into(), self.age(ghost.since));
+            self.lives.used(ghost.class.into(), self.freed_since(ghost.since));
         }
         let new = match (ghost, meta.parent.map(|parent| self.states[parent.0 as usize])) {
             (Some(_), _) => 0,
@@ -294,7 +294,7 @@ impl EvictionPolicy for LearnedLifetimes {
         let BlockUse { since, before, class, .. } = self.states[block.0 as usize];
         let uses = u8::try_from(meta.hits.saturating_add(before.into())).unwrap_or(u8::MAX);
         if let Some(lost) = self.ghosts.remember(Ghost::new(&hash, since, uses, class)) {
-            self.lives.lost(lost.class.into(), self.age(lost.since));
+            self.lives.lost(lost.class.into(), self.freed_since(lost.since));
         }
     }
 
@@ -302,7 +302,7 @@ impl EvictionPolicy for LearnedLifetimes {
         let mut least: Option<(f64, u32)> = None;
         let mut oldest: Option<(u64, f64, u32)> = None;
         for block in self.candidates() {
-            let (value, age) = (self.value(block), self.age(self.states[block as usize].since));
+            let (value, age) = (self.value(block), self.freed_since(self.states[block as usize].since));
             if least.is_none_or(|(worth, _)| value < worth) {
                 least = Some((value, block));
             }
@@ -318,6 +318,10 @@ impl EvictionPolicy for LearnedLifetimes {
         };
         let any = || (0..CLASSES).find_map(|class| self.leaf(self.runs.oldest_first(class), usize::MAX));
         victim.or_else(any).map(BlockId)
+    }
+
+    fn age(&self, block: BlockId) -> Option<u64> {
+        Some(self.freed_since(self.states[block.0 as usize].since))
     }
 
     fn evictable(&self) -> u32 {

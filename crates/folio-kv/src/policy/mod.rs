@@ -83,6 +83,10 @@ pub trait EvictionPolicy: Send {
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta);
     /// The block to give up so that `taker` gets room. The pool answers with `on_remove`.
     fn victim(&mut self, taker: TenantId) -> Option<BlockId>;
+    /// Blocks that were freed since this one, which is freed, was. `None`: the policy does not count them.
+    fn age(&self, _block: BlockId) -> Option<u64> {
+        None
+    }
     /// Blocks that repeated calls of `victim` would give up.
     fn evictable(&self) -> u32;
 }

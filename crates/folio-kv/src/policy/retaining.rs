@@ -246,6 +246,11 @@ impl Retaining {
         self.leaves.weakest(tenant)
     }
 
+    /// See [`EvictionPolicy::age`]. Of blocks that the policy inside does not see nothing is counted.
+    pub fn age(&self, block: BlockId) -> Option<u64> {
+        is_inside(self.level(block.0)).then(|| self.policy.age(block))?
+    }
+
     /// Blocks that repeated calls of `victim` would give up.
     pub fn evictable(&self) -> u32 {
         self.policy.evictable() + self.outside

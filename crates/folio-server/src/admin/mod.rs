@@ -1,6 +1,6 @@
 //! The second listener: what operators may do and no tenant.
 //!
-//! Owns: who may use its routes, and what only they do. Must never: be reachable through the serving port. Every route but `/health` asks for an
+//! Owns: who may use its routes, and what only they do. Must never: be reachable through the serving port. Every route but `/health` and the page asks for an
 //! admin key (`--admin-key`, or one of the file of keys with the scope `admin`) where there is such a key or file.
 
 pub(crate) mod adapters;
@@ -25,7 +25,7 @@ use crate::observability::Observability;
 use crate::tenancy::Tenancy;
 use folio_api::ApiError;
 
-const OPEN: &[&str] = &["/health", "/livez", "/readyz", "/ping"];
+const OPEN: &[&str] = &["/", "/health", "/livez", "/readyz", "/ping"];
 
 /// Around every route of the admin listener.
 pub(crate) async fn around(

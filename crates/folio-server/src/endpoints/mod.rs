@@ -2,6 +2,7 @@
 
 pub(crate) mod anthropic;
 pub(crate) mod batches;
+pub(crate) mod live;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod pages;

@@ -1,4 +1,4 @@
-//! The small routes: models, health, metrics, version, tokenize, and a page for people.
+//! The small routes: models, health, metrics, version, and what is told where there is nothing.
 
 use std::sync::LazyLock;
 
@@ -180,26 +180,8 @@ pub async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
     })
 }
 
-/// What this is and how to use it, for a person with a browser or a terminal.
-pub async fn index(State(served): Shared<Served>, headers: HeaderMap) -> Response<Body> {
-    let text = introduction(&served, &headers);
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
-    if !accept.contains("text/html") {
-        return text.into_response();
-    }
-    let html = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Folio</title><style>body{{font:16px/1.5 \
-         system-ui;max-width:52rem;margin:3rem auto;padding:0 1rem}}pre{{white-space:pre-wrap}}</style>\
-         <h1>Folio</h1><pre>{}</pre></html>",
-        escape(&text)
-    );
-    let policy = "default-src 'none'; style-src 'unsafe-inline'";
-    let headers =
-        [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
-    (headers, html).into_response()
-}
-
-fn introduction(served: &Served, headers: &HeaderMap) -> String {
+/// What this is and how to use it, for a terminal.
+pub(super) fn introduction(served: &Served, headers: &HeaderMap) -> String {
     let model = served.name();
     let fallback = served.listen.to_string();
     let host = headers
@@ -218,8 +200,4 @@ fn introduction(served: &Served, headers: &HeaderMap) -> String {
         served.model.context_length,
         routes.collect::<Vec<_>>().join(", "),
     )
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

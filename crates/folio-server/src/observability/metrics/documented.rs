@@ -80,6 +80,12 @@ pub(super) const SERVER: &[Documented] = &[
         "folio:event_loop_lag_seconds",
         "How much later than wanted the event loop did something: all other work of its thread came first",
     ),
+    gauge("folio:pages_open", "Live pages (GET /) that are open"),
+    counter("folio:page_samples_total", "Samples made for live pages; none while no page is open"),
+    counter(
+        "folio:page_processor_seconds_total",
+        "Processor time of those samples, at most a hundredth of one processor however many pages are open, and of what a page is told first",
+    ),
     counter("folio:panics_total", "Requests whose handling panicked and that were answered 500"),
     counter("folio:traced_requests_total", "Requests that --otlp-traces-endpoint was to be told of, by exported, dropped (no room) or failed")
         .by("result"),

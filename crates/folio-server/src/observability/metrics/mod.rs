@@ -11,6 +11,7 @@ mod samples;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use folio_api::hints::Notes;
@@ -118,6 +119,22 @@ pub struct Metrics {
     /// Lines of batches that run.
     pub batch_running: Gauge,
     pub masks: Arc<MaskFigures>,
+    pub(crate) page: PageFigures,
+}
+
+/// What showing the live page takes.
+pub(crate) struct PageFigures {
+    /// Pages that are open.
+    pub open: Gauge,
+    pub samples: Counter,
+    processor_s: Counter<f64, AtomicU64>,
+}
+
+impl PageFigures {
+    /// Sampling took so much of a processor.
+    pub fn took(&self, time: Duration) {
+        self.processor_s.inc_by(time.as_secs_f64());
+    }
 }
 
 /// What following grammars takes.
@@ -232,6 +249,11 @@ impl Metrics {
             batch_lines: metrics.plain("folio:batch_lines_total"),
             batch_running: metrics.plain("folio:batch_lines_running"),
             masks: Arc::new(masks),
+            page: PageFigures {
+                open: metrics.plain("folio:pages_open"),
+                samples: metrics.plain("folio:page_samples_total"),
+                processor_s: metrics.plain("folio:page_processor_seconds_total"),
+            },
             registry,
             by_tenant: of_tenants,
         };

@@ -13,23 +13,16 @@ use folio_kv::{BlockHashes, TenantId};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-use super::config::{seconds, since};
+use super::config::{SLICE_US, SLICES, seconds, since, window_from};
 use super::kind::RequestKind;
+use super::latencies::{Latencies, Latency};
 use super::prompts::Prompts;
 use crate::engine::Engine;
 use crate::observability::traces::{Requested, TracedOutcome, Traces};
 use crate::tenancy::tenant::Tenant;
 
-/// A window is the slice of now and those before it.
-const SLICE_US: u64 = 10_000_000;
-const SLICES: usize = 6;
 /// Requests of a tenant that can be explained, the last ones.
 const RECORDS_MAX: usize = 256;
-
-/// Where the window of a report begins: 50 to 60 s before.
-pub(super) fn window_from(now: Micros) -> Micros {
-    Micros((now.0 / SLICE_US).saturating_sub(SLICES as u64 - 1) * SLICE_US)
-}
 
 /// What requests took and got.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -238,6 +231,7 @@ pub(super) struct RecordParts {
     pub account: Arc<Account>,
     pub engine: Arc<dyn Engine>,
     pub prompts: Arc<Prompts>,
+    pub latencies: Arc<Latencies>,
     pub traces: Option<Arc<Traces>>,
 }
 
@@ -294,6 +288,10 @@ impl RequestRecord {
         self.parts.account.spend(self.parts.engine.now(), what);
     }
 
+    fn took(&self, latency: Latency, us: f64) {
+        self.parts.latencies.count(self.parts.engine.now(), latency, us);
+    }
+
     fn hashes(&self, prompt: usize) -> Option<BlockHashes> {
         self.hashes.iter().find(|(place, _)| *place == prompt).map(|(_, hashes)| hashes.clone())
     }
@@ -339,10 +337,25 @@ impl RequestRecord {
         facts.first_token = Some(after);
         let in_time = after <= facts.target;
         drop(facts);
+        self.took(Latency::FirstToken, after.as_micros() as f64);
         self.spend(|spent| {
             spent.begun += 1;
             spent.in_time += u64::from(in_time);
         });
+    }
+
+    /// Of a choice that produced something.
+    fn count_times(&self, choice: usize, timing: &Timing) {
+        let tokens = self.answers.get(choice).map_or(0, Vec::len);
+        if tokens == 0 || timing.first_token == Micros(0) {
+            return;
+        }
+        self.took(Latency::Queue, since(timing.arrived, timing.scheduled) as f64);
+        self.took(Latency::Total, since(timing.arrived, timing.finished) as f64);
+        if tokens > 1 {
+            let decode = since(timing.first_token, timing.finished) as f64;
+            self.took(Latency::PerOutputToken, decode / (tokens - 1) as f64);
+        }
     }
 
     /// The engine ended a choice of a prompt.
@@ -352,6 +365,7 @@ impl RequestRecord {
         reason: FinishReason,
         timing: &Timing,
     ) {
+        self.count_times(choice, timing);
         if let (Some(mut answer), Some(hashes)) =
             (self.answers.get_mut(choice).map(std::mem::take), self.hashes(place))
         {

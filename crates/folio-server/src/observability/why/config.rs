@@ -1,4 +1,4 @@
-//! What is configured, and the units that reports have.
+//! What is configured, and the units and the window that reports have.
 
 use std::time::Duration;
 
@@ -6,6 +6,10 @@ use folio_engine::Micros;
 
 use super::kind::RequestKind;
 use super::roofline::Roofline;
+
+/// A window is the slice of now and those before it.
+pub(super) const SLICE_US: u64 = 10_000_000;
+pub(super) const SLICES: usize = 6;
 
 /// What an operator says that cannot be measured.
 #[derive(Clone)]
@@ -56,4 +60,9 @@ pub(super) fn seconds(us: f64) -> f64 {
 
 pub(super) fn since(from: Micros, to: Micros) -> u64 {
     to.0.saturating_sub(from.0)
+}
+
+/// Where the window of a report begins: 50 to 60 s before.
+pub(super) fn window_from(now: Micros) -> Micros {
+    Micros((now.0 / SLICE_US).saturating_sub(SLICES as u64 - 1) * SLICE_US)
 }

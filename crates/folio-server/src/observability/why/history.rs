@@ -10,7 +10,7 @@ const SAMPLES_MAX: usize = 480;
 
 /// What is kept of a snapshot.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sample {
+pub(crate) struct Sample {
     pub at: Micros,
     pub work: Work,
     pub running: u32,
@@ -26,7 +26,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    pub fn of(stats: &EngineStats, now: Micros) -> Self {
+    pub(super) fn of(stats: &EngineStats, now: Micros) -> Self {
         let counters = &stats.counters;
         let work = stats.work.at(now);
         Self {
@@ -55,6 +55,11 @@ impl SampleHistory {
             self.0.pop_front();
         }
         self.0.push_back(sample);
+    }
+
+    /// All samples that are kept, the oldest first.
+    pub fn all(&self) -> impl Iterator<Item = &Sample> {
+        self.0.iter()
     }
 
     /// The last sample up to then; before the first, the start of everything.

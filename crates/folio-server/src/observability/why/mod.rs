@@ -15,6 +15,8 @@ mod breaks;
 mod config;
 mod history;
 mod kind;
+mod latencies;
+mod moments;
 mod prompts;
 mod report;
 mod roofline;
@@ -33,8 +35,12 @@ use crate::tenancy::tenant::Tenant;
 use account::{Account, RecordParts};
 pub(crate) use account::{RequestRecord, SubmittedRequest};
 pub use config::{Targets, WhyConfig};
-use history::{Sample, SampleHistory};
+pub(crate) use history::Sample;
+use history::SampleHistory;
 pub(crate) use kind::RequestKind;
+use latencies::Latencies;
+pub(crate) use moments::MOMENT;
+use moments::moment;
 use prompts::Prompts;
 use report::WhyReport;
 pub use roofline::{Demand, Rates, Roofline, StepCosts, StepShape};
@@ -47,16 +53,32 @@ pub(crate) struct Why {
     engine: Arc<dyn Engine>,
     config: WhyConfig,
     history: Mutex<SampleHistory>,
+    /// Of the longest sequence.
+    context_tokens: u32,
     prompts: Arc<Prompts>,
+    latencies: Arc<Latencies>,
     traces: Option<Arc<Traces>>,
     accounts: Mutex<HashMap<TenantId, Arc<Account>>>,
 }
 
 impl Why {
-    /// `traces`: where a request's record goes at its end.
-    pub fn new(engine: Arc<dyn Engine>, config: WhyConfig, traces: Option<Arc<Traces>>) -> Self {
-        let prompts = Arc::new(Prompts::new());
-        Self { engine, config, history: Mutex::default(), prompts, traces, accounts: Mutex::default() }
+    /// `context_tokens`: of the longest sequence. `traces`: where a request's record goes at its end.
+    pub fn new(
+        engine: Arc<dyn Engine>,
+        context_tokens: u32,
+        config: WhyConfig,
+        traces: Option<Arc<Traces>>,
+    ) -> Self {
+        Self {
+            engine,
+            config,
+            context_tokens,
+            history: Mutex::default(),
+            prompts: Arc::new(Prompts::new()),
+            latencies: Arc::default(),
+            traces,
+            accounts: Mutex::default(),
+        }
     }
 
     /// Keeps a sample of the engine's snapshot.
@@ -65,8 +87,32 @@ impl Why {
         self.history.lock().push(sample);
     }
 
-    fn now(&self) -> Sample {
+    /// The engine's snapshot of now.
+    pub fn now(&self) -> Sample {
         Sample::of(&self.engine.stats(), self.engine.now())
+    }
+
+    /// What passed since `before`, in the order of [`MOMENT`]; `before` is now from then on. `None`: no time is counted yet.
+    pub fn moment(&self, before: &mut Sample) -> Option<Value> {
+        let now = self.now();
+        let moment = moment(before, &now)?;
+        *before = now;
+        Some(moment)
+    }
+
+    /// The same of the last minutes, the oldest first.
+    pub fn moments(&self) -> Vec<Value> {
+        let history = self.history.lock();
+        let mut samples = history.all();
+        let Some(mut before) = samples.next() else { return Vec::new() };
+        let mut told = Vec::with_capacity(samples.size_hint().0);
+        for now in samples {
+            if let Some(moment) = moment(before, now) {
+                told.push(moment);
+                before = now;
+            }
+        }
+        told
     }
 
     /// A request of a tenant begins: where what becomes of it is written.
@@ -76,6 +122,7 @@ impl Why {
             account: self.account(tenant),
             engine: self.engine.clone(),
             prompts: self.prompts.clone(),
+            latencies: self.latencies.clone(),
             traces: self.traces.clone(),
         };
         RequestRecord::new(parts, request, target)
@@ -131,12 +178,14 @@ impl Why {
 
     fn report(&self, accounts: Vec<Arc<Account>>) -> WhyReport<'_> {
         let end = self.now();
-        let from = account::window_from(end.at);
+        let from = config::window_from(end.at);
         let history = self.history.lock();
         WhyReport {
             engine: &*self.engine,
             config: &self.config,
+            context_tokens: self.context_tokens,
             prompts: &self.prompts,
+            latencies: &self.latencies,
             waiting: history.mean_waiting(from, &end),
             begin: history.at(from),
             end,

@@ -13,6 +13,7 @@ use super::advice::{Advice, Evidence, advise};
 use super::breaks::Break;
 use super::config::{WhyConfig, seconds, since};
 use super::history::Sample;
+use super::latencies::Latencies;
 use super::prompts::Prompts;
 use crate::engine::Engine;
 use crate::observability::tenant_metrics::{OTHERS, TENANTS_MAX};
@@ -20,7 +21,10 @@ use crate::observability::tenant_metrics::{OTHERS, TENANTS_MAX};
 pub(super) struct WhyReport<'a> {
     pub engine: &'a dyn Engine,
     pub config: &'a WhyConfig,
+    /// Of the longest sequence.
+    pub context_tokens: u32,
     pub prompts: &'a Prompts,
+    pub latencies: &'a Latencies,
     pub begin: Sample,
     pub end: Sample,
     /// Mean numbers since `begin`.
@@ -95,6 +99,7 @@ impl WhyReport<'_> {
             "batch": self.batch(),
             "queue": self.queue(),
             "served": self.served(&all),
+            "latency": self.latencies.report(self.end.at),
             "cache": self.cache(&all, caches),
             "cost": self.costs(&all, &each),
             "advice": self.advice(&all),
@@ -230,7 +235,24 @@ impl WhyReport<'_> {
             "lifetime_s": lifetime,
             "tiers": tiers.collect::<Map<String, Value>>(),
             "tenants": tenants.collect::<Map<String, Value>>(),
+            "contiguous": self.contiguous(),
             "unbounded": self.unbounded(),
+        })
+    }
+
+    /// What those who run now would take if each had room for the longest sequence set aside in one piece, and how many could run at once.
+    /// Windows and states take the same either way.
+    fn contiguous(&self) -> Value {
+        let cache = &self.end.cache;
+        let each = self.context_tokens.div_ceil(cache.block_tokens.max(1));
+        let others = cache.active_bytes() - u64::from(cache.active_blocks) * cache.bytes_per_block;
+        let reserved = u64::from(self.end.running) * u64::from(each) * cache.bytes_per_block;
+        json!({
+            "sequence_tokens": self.context_tokens,
+            "sequences": self.end.running,
+            "bytes": reserved + others,
+            "paged_bytes": cache.active_bytes(),
+            "sequences_max": cache.blocks / each.max(1),
         })
     }
 
