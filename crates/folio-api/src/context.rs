@@ -60,10 +60,7 @@ impl Model {
 
     /// Whether a request for a model of this name is for this one. Linear in the name.
     pub fn answers_to(&self, asked: &str) -> bool {
-        self.names.iter().any(|name| match is_pattern(name) {
-            true => matches(name, asked),
-            false => name == asked,
-        })
+        self.names.iter().any(|name| matches(name, asked))
     }
 
     /// Refuses ids the model does not have.
@@ -92,7 +89,8 @@ pub fn is_pattern(name: &str) -> bool {
     name.contains('*')
 }
 
-fn matches(pattern: &str, name: &str) -> bool {
+/// Whether `name` is `pattern`, or one of the names that it stands for. Linear in the name.
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = name.strip_prefix(first) else { return false };

@@ -30,7 +30,10 @@ pub mod responses;
 pub mod speculation;
 pub mod tools;
 
-pub use context::{Capabilities, Context, Model, Parsers, RequestLimits, SamplingDefaults, is_pattern};
+pub use context::{
+    Capabilities, Context, Model, Parsers, RequestLimits, SamplingDefaults, is_pattern,
+    matches as name_matches,
+};
 pub use error::ApiError;
 
 /// Unix time, seconds.

@@ -26,12 +26,14 @@ use crate::http::reply::Refusal;
 use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, ollama, read_body};
 use crate::load::{Counted, Load};
 use crate::observability::Observability;
+use crate::observability::audit::Audit;
 use crate::safety::Replacement;
 use crate::tenancy::Tenancy;
 use crate::tenancy::answering::Answered;
 use crate::tenancy::gate::{AdmittedRequest, Gate, Payload};
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
+use crate::tenancy::tenants::Tenants;
 use crate::tenancy::unread::HeldBytes;
 use crate::trace_context::TraceContext;
 
@@ -69,9 +71,45 @@ pub async fn around(
     request: Request,
     next: Next,
 ) -> Response<Body> {
+    let_in(&tenancy.tenants, &load, &*observability, request, next).await
+}
+
+/// Where requests are counted and written down.
+pub(crate) trait RequestLog: Sync {
+    fn count(&self, method: &str, handler: &str, status: u16);
+    /// One was not answered to its end.
+    fn panicked(&self);
+    fn audit(&self) -> Option<&Audit>;
+}
+
+impl RequestLog for Observability {
+    fn count(&self, method: &str, handler: &str, status: u16) {
+        self.metrics.http(method, handler, status);
+    }
+
+    fn panicked(&self) {
+        self.metrics.panicked();
+    }
+
+    fn audit(&self) -> Option<&Audit> {
+        self.audit.as_ref()
+    }
+}
+
+/// Of an answer: another process gave it, which has written it down, told its tenant's limits, and made who is refused again and again wait.
+#[derive(Clone, Copy)]
+pub(crate) struct PassedOn;
+
+/// Answers a request of the serving port, or says why not, in the shape of the API that was spoken.
+pub(crate) async fn let_in(
+    tenants: &Arc<Tenants>,
+    load: &Load,
+    log: &impl RequestLog,
+    mut request: Request,
+    next: Next,
+) -> Response<Body> {
     let (anthropic, ollama) = (anthropic::is_meant(&request), ollama::is_meant(request.uri().path()));
-    let mut request = request;
-    let tenant = admit(&tenancy, &load, &mut request).await;
+    let tenant = admit(tenants, load, &mut request).await;
     if tenant.as_ref().is_err_and(|refused| refused.retry_after_s.is_some()) {
         discard(&mut request, &load.limits).await;
         let gate = request.extensions().get::<Arc<Gate>>();
@@ -84,8 +122,9 @@ pub async fn around(
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
     let answer = async |request| next.run(request).await;
-    let mut response = answered(&load, &observability, Listener::Serving, request, tenant, answer).await;
-    if let Some(gate) = gate.filter(|_| generating) {
+    let mut response = answered(load, log, Listener::Serving, request, tenant, answer).await;
+    let passed_on = response.extensions().get::<PassedOn>().is_some();
+    if let Some(gate) = gate.filter(|_| generating && !passed_on) {
         gate.tell(response.headers_mut(), Instant::now());
     }
     if anthropic {
@@ -106,7 +145,7 @@ pub async fn around(
 /// Names the request, answers it or says why not, and counts.
 pub async fn answered(
     load: &Load,
-    observability: &Observability,
+    log: &impl RequestLog,
     listener: Listener,
     mut request: Request,
     asking: Result<Option<Tenant>, ApiError>,
@@ -137,7 +176,7 @@ pub async fn answered(
             match caught(answer(request)).await {
                 Some(response) => response,
                 None => {
-                    observability.metrics.panicked();
+                    log.panicked();
                     Refusal(ApiError::internal("the server failed while it handled this request"))
                         .into_response()
                 }
@@ -149,9 +188,10 @@ pub async fn answered(
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let status = response.status().as_u16();
-    observability.metrics.http(&method, &handler, status);
+    let passed_on = response.extensions().get::<PassedOn>().is_some();
+    log.count(&method, &handler, status);
     tracing::debug!(request = %id, %method, %handler, status, "answered");
-    if let Some(audit) = &observability.audit {
+    if let Some(audit) = log.audit().filter(|_| !passed_on) {
         let error = response.extensions().get::<ApiError>();
         audit.write(
             "request",
@@ -170,7 +210,7 @@ pub async fn answered(
         );
     }
     // A 429 has waited among its tenant's.
-    if let Some(Peer(peer)) = peer.filter(|_| (400..500).contains(&status) && status != 429)
+    if let Some(Peer(peer)) = peer.filter(|_| (400..500).contains(&status) && status != 429 && !passed_on)
         && let Some(delay) = load.refused.delay(peer.ip(), Instant::now())
     {
         tokio::time::sleep(delay).await;
@@ -179,12 +219,16 @@ pub async fn answered(
 }
 
 /// Who asks, if the route wants to know; or why not. Every request of a tenant is let in here, before a byte of its body is read.
-async fn admit(tenancy: &Tenancy, load: &Load, request: &mut Request) -> Result<Option<Tenant>, ApiError> {
+async fn admit(
+    tenants: &Arc<Tenants>,
+    load: &Load,
+    request: &mut Request,
+) -> Result<Option<Tenant>, ApiError> {
     let path = request.uri().path();
     if OPEN.contains(&path) {
         return Ok(None);
     }
-    let tenant = tenancy.tenants.authenticate(request.headers()).await?;
+    let tenant = tenants.authenticate(request.headers()).await?;
     let scope = Scope::of(path);
     tenant.check_scope(scope)?;
     anthropic::check_version(request.headers())?;

@@ -6,28 +6,23 @@
 //! error, and the errors get a moment to leave before the sockets close.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use tokio::net::{TcpListener, TcpStream};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use tower::ServiceExt;
 
 use crate::app::State;
-use crate::config::{Limits, ServerConfig};
+use crate::config::ServerConfig;
 use crate::endpoints::batches;
 use crate::engine::App;
 use crate::error::ServerError;
-use crate::http::Peer;
-use crate::http::connections::{ConnectionPlace, Connections, PatientSocket};
 use crate::http::tls::{LOOKED_AT_EVERY, Tls};
+use crate::listening::{Front, ListeningSocket, bind};
 use crate::observability::Observability;
 use crate::observability::kv_events;
 use crate::observability::usage::SAVED_EVERY;
@@ -36,13 +31,11 @@ use crate::routes;
 use crate::threads::{FILES, LOOKUPS, SINGLE};
 
 /// Time for responses to leave after the last request finished.
-const CLOSING: Duration = Duration::from_secs(5);
+pub(crate) const CLOSING: Duration = Duration::from_secs(5);
 /// Time for running requests to end with an error, and for what they say to leave, once the engine was told to stop.
-const ENDING: Duration = Duration::from_secs(2);
+pub(crate) const ENDING: Duration = Duration::from_secs(2);
 /// How often the event loop's lag is measured.
 const LAG_EVERY: Duration = Duration::from_millis(100);
-/// Pause after a failed accept (out of file descriptors, mostly).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A configured server that does not listen yet.
 pub struct Server {
@@ -103,7 +96,17 @@ impl Server {
     }
 
     /// Serves until told to end: the first message drains, the second stops at once.
-    pub async fn listen(self, listeners: Listeners, mut signals: mpsc::Receiver<()>) {
+    pub async fn listen(self, listeners: Listeners, signals: mpsc::Receiver<()>) {
+        let serving = ListeningSocket::Tcp(listeners.serving);
+        self.listen_on(serving, listeners.admin.map(ListeningSocket::Tcp), signals).await;
+    }
+
+    async fn listen_on(
+        self,
+        serving: ListeningSocket,
+        admin: Option<ListeningSocket>,
+        mut signals: mpsc::Receiver<()>,
+    ) {
         let graceful = GracefulShutdown::new();
         let state = self.state.clone();
         tokio::spawn(async move { state.tenancy.shared.compute(&state.served).await });
@@ -114,17 +117,14 @@ impl Server {
         let lag = tokio::spawn(measure_lag(self.state.observability.clone()));
         let samples = tokio::spawn(sample(self.state.observability.clone()));
         self.resume_batches();
-        let (serving, operators) = (self.router(), self.admin_router());
-        let accept = async {
-            let serving = self.accept(&listeners.serving, &serving, &graceful);
-            match &listeners.admin {
-                None => serving.await,
-                // Operators have connections of their own: whoever takes all of the others does not lock them out.
-                Some(admin) => {
-                    tokio::join!(serving, self.accept(admin, &operators, &graceful));
-                }
-            }
+        let (router, operators) = (self.router(), self.admin_router());
+        let front = Front {
+            load: self.state.load.clone(),
+            open: self.state.observability.metrics.connections.clone(),
+            tls: self.tls.clone(),
         };
+        let accept =
+            front.accept_all((&serving, &router), admin.as_ref().map(|admin| (admin, &operators)), &graceful);
         let ended = async {
             signals.recv().await;
             self.drain(&mut signals).await
@@ -152,20 +152,6 @@ impl Server {
         self.save_usage();
     }
 
-    async fn accept(&self, listener: &TcpListener, router: &Router, graceful: &GracefulShutdown) {
-        let connections = Connections::new(self.state.load.limits.connections);
-        loop {
-            let place = connections.enter().await;
-            match listener.accept().await {
-                Ok((socket, peer)) => self.connection(socket, Peer(peer), place, router, graceful),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
     /// Waits until nothing runs, or for the next signal, or as long as patience lasts.
     async fn drain(&self, signals: &mut mpsc::Receiver<()>) -> Ended {
         let state = &self.state;
@@ -179,80 +165,6 @@ impl Server {
             _ = signals.recv() => Ended::Stopped,
         }
     }
-
-    fn connection(
-        &self,
-        socket: TcpStream,
-        peer: Peer,
-        place: ConnectionPlace,
-        router: &Router,
-        graceful: &GracefulShutdown,
-    ) {
-        // Tokens are small and should leave at once.
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!(%error, "cannot set TCP_NODELAY");
-        }
-        let (load, place) = (self.state.load.clone(), Arc::new(place));
-        let connections = self.state.observability.metrics.connections.clone();
-        let acceptor = self.tls.as_ref().map(|tls| tls.acceptor());
-        let service = Service { peer, place: place.clone(), router: router.clone() };
-        let watcher = graceful.watcher();
-        tokio::spawn(async move {
-            connections.inc();
-            let limits = &load.limits;
-            let socket = PatientSocket::new(socket, limits.write_timeout);
-            let spoken = async {
-                match acceptor {
-                    None => speak(TokioIo::new(socket), service, limits, watcher).await,
-                    Some(acceptor) => {
-                        match tokio::time::timeout(limits.header_timeout, acceptor.accept(socket)).await {
-                            Ok(Ok(stream)) => speak(TokioIo::new(stream), service, limits, watcher).await,
-                            Ok(Err(error)) => Err(format!("TLS: {error}")),
-                            Err(_) => Err("TLS: the handshake took too long".to_owned()),
-                        }
-                    }
-                }
-            };
-            let ended = tokio::select! {
-                ended = spoken => ended,
-                () = place.closing() => Err("idle, and another one wanted its place".to_owned()),
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended early");
-            }
-            connections.dec();
-        });
-    }
-}
-
-/// What answers on one connection.
-struct Service {
-    peer: Peer,
-    place: Arc<ConnectionPlace>,
-    router: Router,
-}
-
-/// HTTP on one connection, until it ends or, while it is idle, the server does.
-async fn speak<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static>(
-    io: T,
-    service: Service,
-    limits: &Limits,
-    watcher: Watcher,
-) -> Result<(), String> {
-    let Service { peer, place, router } = service;
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let busy = place.begin();
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(peer);
-        let answer = router.clone().oneshot(request);
-        async move { answer.await.map(|response| busy.around(response)) }
-    });
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
-        .max_buf_size(limits.header_bytes)
-        .serve_connection(io, service);
-    watcher.watch(connection).await.map_err(|error| error.to_string())
 }
 
 /// How late the event loop comes to what it wants to do.
@@ -275,7 +187,7 @@ async fn sample(observability: Arc<Observability>) {
 }
 
 /// Has certificate and key read again when their files change, as long as the server is there.
-async fn look_at_files(tls: Weak<Tls>) {
+pub(crate) async fn look_at_files(tls: Weak<Tls>) {
     loop {
         tokio::time::sleep(LOOKED_AT_EVERY).await;
         let Some(tls) = tls.upgrade() else { return };
@@ -346,9 +258,39 @@ pub fn check(config: &ServerConfig) -> Result<(), ServerError> {
     Ok(())
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    let listener = TcpListener::bind(address).await;
-    listener.map_err(|source| ServerError::Bind { address: address.to_string(), source })
+/// The name of the socket for operators, beside the other one's.
+pub(crate) fn admin_socket(serving: &Path) -> PathBuf {
+    serving.with_extension("admin")
+}
+
+/// [`run`] for a router: on a socket at `path`, whose folder nobody else may enter, until `ends` says so, or a signal does (a supervisor may send
+/// one to every process); operators' at [`admin_socket`].
+pub fn run_behind(
+    config: ServerConfig,
+    app: App,
+    path: &Path,
+    mut ends: mpsc::Receiver<()>,
+    ready: impl FnOnce(),
+) -> Result<(), ServerError> {
+    let runtime = runtime(config.http_threads, blocking_threads(&config)).map_err(ServerError::Runtime)?;
+    let result = runtime.block_on(async {
+        // Whoever connects is the router, and its TLS is its own.
+        let server = Server::new(ServerConfig { tls: None, ..config }, app)?;
+        let listen = |path: &Path| {
+            let listener = UnixListener::bind(path).map(ListeningSocket::Unix);
+            listener.map_err(|source| ServerError::Bind { address: path.display().to_string(), source })
+        };
+        let (serving, admin) = (listen(path)?, listen(&admin_socket(path))?);
+        let mut signals = signals().map_err(ServerError::Signals)?;
+        let (sender, all) = mpsc::channel(4);
+        tokio::spawn(forward(sender.clone(), async move || ends.recv().await.is_some()));
+        tokio::spawn(forward(sender, async move || signals.recv().await.is_some()));
+        ready();
+        server.listen_on(serving, Some(admin), all).await;
+        Ok(())
+    });
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    result
 }
 
 /// [`serve`] on a runtime of its own: its threads for all connections, others for text and files.
@@ -369,7 +311,7 @@ fn blocking_threads(config: &ServerConfig) -> usize {
     config.limits.text_threads.max(1) + FILES + LOOKUPS + SINGLE + config.safety.calls_at_once()
 }
 
-fn runtime(threads: usize, blocking: usize) -> std::io::Result<Runtime> {
+pub(crate) fn runtime(threads: usize, blocking: usize) -> std::io::Result<Runtime> {
     let mut runtime = match threads {
         // Nothing is handed between threads.
         0 | 1 => Builder::new_current_thread(),
@@ -385,7 +327,7 @@ fn runtime(threads: usize, blocking: usize) -> std::io::Result<Runtime> {
 }
 
 /// One message for each SIGTERM or SIGINT.
-fn signals() -> std::io::Result<mpsc::Receiver<()>> {
+pub(crate) fn signals() -> std::io::Result<mpsc::Receiver<()>> {
     let (sender, receiver) = mpsc::channel(4);
     #[cfg(unix)]
     {
@@ -411,6 +353,7 @@ mod tests {
     use std::task::Poll;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
     use tokio::sync::oneshot;
 
     use super::*;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// The crate's modules, from the top.
 const LAYERS: &[&str] = &[
+    "router",
     "serve",
     "routes",
     "app",
@@ -12,6 +13,7 @@ const LAYERS: &[&str] = &[
     "endpoints",
     "generation",
     "arrival",
+    "listening",
     "load",
     "config",
     "response_store",

@@ -6,22 +6,52 @@
 //! Must never: know a flag by name, except those that make no sense in a file.
 
 use std::ffi::OsString;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Args as _, CommandFactory, FromArgMatches};
 use folio_server::{Declared, Secret};
 
-use crate::cli::{Cli, Command, ServeArgs};
+use crate::cli::{Cli, Command, EngineArgs, ServeArgs};
 use crate::models::Aliases;
 
 /// Tables of the file that say who there is: what `--tenants FILE` says otherwise.
 const TENANT_TABLES: [&str; 3] = ["tenants", "groups", "prefixes"];
 const SAFETY_TABLE: &str = "safety";
 const ALIASES_TABLE: &str = "aliases";
+const MODELS_TABLE: &str = "models";
 /// Flags that a file cannot have.
-const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
+const NOT_IN_A_FILE: [&str; 5] = ["config", "help", "version", "only_model", "behind_router"];
+/// Flags of `serve` that a model of [[models]] may have, beside those of the engine.
+const OF_A_MODEL: [&str; 13] = [
+    "model",
+    "served_model_name",
+    "keep_alive",
+    "lora",
+    "max_loras",
+    "max_lora_rank",
+    "lora_memory",
+    "tool_call_parser",
+    "reasoning_parser",
+    "pooling",
+    "usage",
+    "kv_events_config",
+    "kv_events_endpoint",
+];
+/// Flags that name what one process has for itself: with [[models]], each model's own or nobody's.
+const OF_ONE_PROCESS: [&str; 9] = [
+    "model",
+    "served_model_name",
+    "lora",
+    "lora_dir",
+    "usage",
+    "disk_kv",
+    "kv_events_config",
+    "kv_events_endpoint",
+    "batch_dir",
+];
 
 /// What of a configuration file no flag can say, as JSON texts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +59,22 @@ pub struct Tables {
     /// For [`Declared::parse`].
     pub tenants: Option<Secret>,
     pub safety: Option<String>,
+}
+
+/// The models of a file, each with the arguments that it would be served with by itself.
+#[derive(Debug, Default)]
+pub struct OnDemand {
+    pub models: Vec<OnDemandModel>,
+    /// The file's text.
+    pub configuration: String,
+    /// The command line without the program's name.
+    pub line: Vec<OsString>,
+}
+
+#[derive(Debug)]
+pub struct OnDemandModel {
+    pub name: String,
+    pub args: Box<ServeArgs>,
 }
 
 /// The command line, with the file's values behind it where `--config` or FOLIO_CONFIG names one.
@@ -40,27 +86,102 @@ pub fn command_line(line: impl IntoIterator<Item = OsString>) -> Result<Command>
         line.push("serve".into());
     }
     let matches = Cli::command().get_matches_from(&line);
-    let file = matches.subcommand_matches("serve").and_then(|serve| serve.get_one::<PathBuf>("config"));
-    let file = file.map(|path| ConfigFile::read(path)).transpose()?;
-    let matches = match &file {
-        Some(file) => file.behind(Cli::command()).get_matches_from(&line),
-        None => matches,
+    let Some(serve) = matches.subcommand_matches("serve") else { return of_matches(&matches) };
+    let file = match (serve.get_one::<String>("only_model"), serve.get_one::<PathBuf>("config")) {
+        // The file as it was when the router began.
+        (Some(_), _) => Some(ConfigFile::parse(&from_router(std::io::stdin().lock())?)?),
+        (None, Some(path)) => Some(ConfigFile::read(path)?),
+        (None, None) => None,
     };
-    let mut command = Cli::from_arg_matches(&matches)?.command.context("there is no command")?;
-    if let (Command::Serve(args), Some(file)) = (&mut command, file) {
-        args.tables = file.tables;
-        args.engine.aliases = file.aliases;
+    let Some(file) = file else { return of_matches(&matches) };
+    let mut command = match serve.get_one::<String>("only_model") {
+        Some(name) => Command::Serve(file.one(name, &line)?.into()),
+        None => of_matches(&file.behind(Cli::command(), None).get_matches_from(&line))?,
+    };
+    if let Command::Serve(args) = &mut command {
+        args.tables = file.tables.clone();
+        args.engine.aliases = file.aliases.clone();
+        if args.only_model.is_none() {
+            args.on_demand = file.on_demand(&line)?;
+        }
     }
     Ok(command)
+}
+
+fn of_matches(matches: &ArgMatches) -> Result<Command> {
+    Cli::from_arg_matches(matches)?.command.context("there is no command")
+}
+
+/// Most bytes of a configuration.
+const CONFIGURATION_BYTES: usize = 16 << 20;
+
+/// What a router writes first: a length on a line, and as many bytes.
+fn from_router(mut input: impl BufRead) -> Result<String> {
+    let mut length = String::new();
+    input.by_ref().take(32).read_line(&mut length)?;
+    let length: usize = length.trim().parse().context("no router speaks on the standard input")?;
+    ensure!(
+        length <= CONFIGURATION_BYTES,
+        "the configuration has {length} bytes, more than {CONFIGURATION_BYTES}"
+    );
+    let mut text = vec![0; length];
+    input.read_exact(&mut text)?;
+    Ok(String::from_utf8(text)?)
 }
 
 /// A file's content, each value checked.
 #[derive(Debug)]
 struct ConfigFile {
-    /// Ids of arguments of `serve`, and what they are given.
-    values: Vec<(String, Vec<String>)>,
+    values: Values,
     tables: Tables,
     aliases: Aliases,
+    models: Vec<ModelTable>,
+    text: String,
+}
+
+/// Ids of arguments of `serve`, and what they are given.
+type Values = Vec<(String, Vec<String>)>;
+
+/// One of [[models]].
+#[derive(Debug)]
+struct ModelTable {
+    name: String,
+    values: Values,
+}
+
+impl ModelTable {
+    fn parse(table: &toml::Table, serve: &clap::Command) -> Result<Self> {
+        let name = table.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_owned();
+        let plain = |c: char| !c.is_control() && !matches!(c, '*' | ',');
+        ensure!(
+            !name.is_empty() && name.chars().all(plain),
+            "each of [[models]] has a name, without '*' and ','"
+        );
+        let engine = EngineArgs::augment_args(clap::Command::new("engine"));
+        let mut values = Values::new();
+        for (key, value) in table.iter().filter(|(key, _)| *key != "name") {
+            let of_model = || -> Result<(String, Vec<String>)> {
+                let given = given(value)?;
+                let id = argument(serve, key, &given)?;
+                let known = OF_A_MODEL.contains(&&*id)
+                    || engine.get_arguments().any(|argument| argument.get_id().as_str() == id);
+                ensure!(known, "is no setting of a model but of the whole server");
+                Ok((id, given))
+            };
+            let (id, given) = of_model().with_context(|| format!("the model '{name}': {key}"))?;
+            ensure!(
+                values.iter().all(|(known, _)| *known != id),
+                "the model '{name}': {key}: is given twice, with '-' and with '_'"
+            );
+            values.push((id, given));
+        }
+        let names = values.iter_mut().find(|(id, _)| id == "served_model_name");
+        match names {
+            Some((_, names)) => names.insert(0, name.clone()),
+            None => values.push(("served_model_name".into(), vec![name.clone()])),
+        }
+        Ok(Self { name, values })
+    }
 }
 
 impl ConfigFile {
@@ -74,7 +195,13 @@ impl ConfigFile {
         let table: toml::Table = text.parse()?;
         let command = Cli::command();
         let serve = command.find_subcommand("serve").context("there is no `serve`")?;
-        let mut file = Self { values: Vec::new(), tables: Tables::default(), aliases: Aliases::default() };
+        let mut file = Self {
+            values: Values::new(),
+            tables: Tables::default(),
+            aliases: Aliases::default(),
+            models: Vec::new(),
+            text: text.to_owned(),
+        };
         let mut tenants = serde_json::Map::new();
         for (key, value) in table {
             if TENANT_TABLES.contains(&key.as_str()) && value.is_array() {
@@ -87,6 +214,13 @@ impl ConfigFile {
             }
             if let (ALIASES_TABLE, toml::Value::Table(table)) = (key.as_str(), &value) {
                 file.aliases = Aliases::parse(table).context(ALIASES_TABLE)?;
+                continue;
+            }
+            if let (MODELS_TABLE, toml::Value::Array(models)) = (key.as_str(), &value) {
+                for model in models {
+                    let table = model.as_table().context("models: each is a table: [[models]]")?;
+                    file.models.push(ModelTable::parse(table, serve)?);
+                }
                 continue;
             }
             let values = given(&value).with_context(|| key.clone())?;
@@ -105,12 +239,55 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// The command line's definition with this file's values as the defaults of `serve`.
-    fn behind(&self, command: clap::Command) -> clap::Command {
+    /// The command line's definition with this file's values as the defaults of `serve`, before them those of one of its models.
+    fn behind(&self, command: clap::Command, model: Option<&ModelTable>) -> clap::Command {
+        let own = model.into_iter().flat_map(|model| &model.values);
         command.mut_subcommand("serve", |serve| {
-            self.values.iter().fold(serve, |serve, (id, values)| {
+            self.values.iter().chain(own).fold(serve, |serve, (id, values)| {
                 serve.mut_arg(id, |argument| argument.default_values(values.clone()))
             })
+        })
+    }
+
+    /// The arguments that a model is served with.
+    fn one(&self, name: &str, line: &[OsString]) -> Result<ServeArgs> {
+        let model = self.models.iter().find(|model| model.name == name);
+        let model = model.with_context(|| format!("there is no model '{name}' in [[models]]"))?;
+        let matches = self.behind(Cli::command(), Some(model)).try_get_matches_from(line)?;
+        let serve = matches.subcommand_matches("serve").context("there is no `serve`")?;
+        let mut args = ServeArgs::from_arg_matches(serve)?;
+        args.tables = self.tables.clone();
+        args.engine.aliases = self.aliases.clone();
+        Ok(args)
+    }
+
+    /// The file's models, where it has any: nothing else may be given that names what one process has for itself.
+    fn on_demand(&self, line: &[OsString]) -> Result<OnDemand> {
+        if self.models.is_empty() {
+            return Ok(OnDemand::default());
+        }
+        let matches = self.behind(Cli::command(), None).try_get_matches_from(line)?;
+        let serve = matches.subcommand_matches("serve").context("there is no `serve`")?;
+        for id in OF_ONE_PROCESS {
+            let from = serve.value_source(id);
+            let given = matches!(from, Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+            if given || self.values.iter().any(|(known, _)| known == id) {
+                let place = if OF_A_MODEL.contains(&id) || id == "disk_kv" {
+                    "give it to each of [[models]] that is to have it"
+                } else {
+                    "it has no use with [[models]]"
+                };
+                bail!("{}: each model has a process of its own: {place}", id.replace('_', "-"));
+            }
+        }
+        let one = |model: &ModelTable| {
+            let args = self.one(&model.name, line).with_context(|| format!("the model '{}'", model.name))?;
+            Ok(OnDemandModel { name: model.name.clone(), args: args.into() })
+        };
+        Ok(OnDemand {
+            models: self.models.iter().map(one).collect::<Result<_>>()?,
+            configuration: self.text.clone(),
+            line: line.iter().skip(1).cloned().collect(),
         })
     }
 }
@@ -126,7 +303,7 @@ fn given(value: &toml::Value) -> Result<Vec<String>> {
         toml::Value::Array(_) => bail!("is a list in a list"),
         toml::Value::Table(_) => {
             bail!(
-                "there is no such table; there are [[tenants]], [[groups]], [[prefixes]], [safety] and [aliases]"
+                "there is no such table; there are [[models]], [[tenants]], [[groups]], [[prefixes]], [safety] and [aliases]"
             )
         }
     };
@@ -180,15 +357,19 @@ fn name(argument: &Arg) -> &str {
 pub fn check(path: &Path) -> Result<()> {
     let file = ConfigFile::read(path)?;
     let line = ["folio".into(), "serve".into(), "--config".into(), path.as_os_str().to_owned()];
-    let matches = file.behind(Cli::command()).try_get_matches_from(line)?;
+    let matches = file.behind(Cli::command(), None).try_get_matches_from(&line)?;
     let serve = matches.subcommand_matches("serve").context("there is no `serve`")?;
     let mut args = ServeArgs::from_arg_matches(serve)?;
     args.tables = file.tables.clone();
+    let on_demand = file.on_demand(&line)?;
     let settings =
         crate::serve::settings(&args).with_context(|| format!("{} cannot be used", path.display()))?;
     print!("{}", effective(&file, serve));
     folio_server::check(&settings).with_context(|| format!("{} cannot be used", path.display()))?;
     println!("{}", summary(&settings.tenants));
+    for model in &on_demand.models {
+        println!("  model {}: {}", model.name, model.args.model.as_deref().unwrap_or("the built-in one"));
+    }
     println!("{} is fine", path.display());
     Ok(())
 }
@@ -232,7 +413,7 @@ mod tests {
     fn serve(file: &str, flags: &[&str]) -> ServeArgs {
         let file = ConfigFile::parse(file).expect("a good file");
         let line = ["folio", "serve"].iter().chain(flags);
-        let matches = file.behind(Cli::command()).try_get_matches_from(line).expect("a good line");
+        let matches = file.behind(Cli::command(), None).try_get_matches_from(line).expect("a good line");
         match Cli::from_arg_matches(&matches).expect("parses").command {
             Some(Command::Serve(args)) => *args,
             other => panic!("{other:?}"),
@@ -272,11 +453,55 @@ mod tests {
             ("[limits]\nx = 1", &["limits", "[[tenants]]"]),
             ("[aliases]\n\"a/b\" = \"c/d\"", &["aliases", "a/b"]),
             ("[aliases]\na = 3", &["aliases", "a: names no model"]),
+            ("models = 3", &["models"]),
+            ("models = [3]", &["models", "[[models]]"]),
+            ("[[models]]\nmodel = \"demo\"", &["[[models]]", "name"]),
+            ("[[models]]\nname = \"a*\"", &["name", "'*'"]),
+            ("[[models]]\nname = \"a\"\nport = 1", &["'a'", "port", "whole server"]),
+            ("[[models]]\nname = \"a\"\nlora-dir = \"x\"", &["'a'", "lora-dir", "whole server"]),
+            ("[[models]]\nname = \"a\"\nthreads = 0", &["'a'", "threads", "0"]),
+            ("[[models]]\nname = \"a\"\nkeep-alive = \"soon\"", &["'a'", "keep-alive", "soon"]),
+            ("[[models]]\nname = \"a\"\nmax-loras = 1\nmax_loras = 2", &["'a'", "twice"]),
         ] {
             let error = format!("{:#}", ConfigFile::parse(file).map(|_| ()).expect_err(file));
             for part in named {
                 assert!(error.contains(part), "{part} is not in: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn a_models_own_settings_win_over_the_files_and_flags_over_both() {
+        let text = "threads = 3\nmax-model-len = 64\nport = 1\n[[models]]\nname = \"a\"\nmodel = \"demo\"\nthreads = 2\n\
+                    served-model-name = [\"b\", \"c-*\"]\n[[models]]\nname = \"d\"\n";
+        let file = ConfigFile::parse(text).expect("a good file");
+        let of = |flags: &[&str]| {
+            let line: Vec<OsString> = ["folio", "serve"].iter().chain(flags).map(Into::into).collect();
+            file.on_demand(&line)
+        };
+        let OnDemand { models, configuration, line } = of(&["--port", "2"]).expect("models");
+        assert_eq!((configuration.as_str(), line), (text, vec!["serve".into(), "--port".into(), "2".into()]));
+        let [a, d] = &models[..] else { panic!("{models:?}") };
+        assert_eq!((a.name.as_str(), a.args.model.as_deref()), ("a", Some("demo")));
+        assert_eq!(a.args.served_model_name, ["a", "b", "c-*"]);
+        assert_eq!((a.args.engine.threads, a.args.engine.max_model_len), (Some(2), Some(64)));
+        assert_eq!(d.args.served_model_name, ["d"]);
+        assert_eq!((d.args.engine.threads, d.args.port), (Some(3), 2));
+        let threads = of(&["--threads", "4"]).expect("models");
+        assert!(threads.models.iter().all(|model| model.args.engine.threads == Some(4)));
+        for flags in [&["demo"][..], &["--served-model-name", "x"], &["--usage", "u"], &["--batch-dir", "b"]]
+        {
+            let error = of(flags).expect_err("one process's").to_string();
+            assert!(error.contains("[[models]]") && error.contains("a process of its own"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_router_writes_a_length_and_as_much() {
+        let read = |text: &str| from_router(text.as_bytes());
+        assert_eq!(read("5\nport!more").expect("read"), "port!");
+        for wrong in ["", "x\n", "9\nshort", "99999999999\n"] {
+            assert!(read(wrong).is_err(), "{wrong}");
         }
     }
 

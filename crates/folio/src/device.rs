@@ -29,6 +29,13 @@ pub enum DeviceChoice {
     Cuda(u32),
 }
 
+impl DeviceChoice {
+    /// Whether there seems to be a GPU.
+    pub fn has_gpu() -> bool {
+        CudaDriver::is_present()
+    }
+}
+
 impl FromStr for DeviceChoice {
     type Err = String;
 
@@ -77,7 +84,7 @@ impl Device {
         let number = match choice {
             DeviceChoice::Cpu => return Self::cpu(threads),
             // Most machines have no GPU; that is nothing to speak of.
-            DeviceChoice::Auto if !CudaDriver::is_present() => return Self::cpu(threads),
+            DeviceChoice::Auto if !DeviceChoice::has_gpu() => return Self::cpu(threads),
             DeviceChoice::Auto => 0,
             DeviceChoice::Cuda(number) => number,
         };

@@ -57,6 +57,9 @@ fn metrics() -> String {
         "`GET /metrics` speaks Prometheus. Every metric has the label `model_name` besides those listed.\n\n";
     out += "| metric | kind | labels | meaning |\n|---|---|---|---|\n";
     metric_rows(&mut out, folio_server::metrics::documented());
+    out += "\n## Several models\n\nOf a server of [[models]] (configuration.md), beside those of each model that is loaded.\n\n";
+    out += "| metric | kind | labels | meaning |\n|---|---|---|---|\n";
+    metric_rows(&mut out, folio_server::router_metrics());
     out += "\n## By tenant\n\nWith `--tenant-metrics`, and only then. A tenant of the tenants file goes by its name, an API key by its number (`key:1`), \
             the only tenant of a server without keys is `anonymous`. Beyond ";
     let _ = write!(out, "{}", folio_server::tenant_metrics::TENANTS_MAX);

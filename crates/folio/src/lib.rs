@@ -16,6 +16,7 @@ mod keys;
 mod load_format;
 mod memory;
 mod models;
+mod on_demand;
 mod packed_cache;
 mod profile;
 mod progress;

@@ -5,6 +5,7 @@
 
 mod draft;
 mod pair;
+mod plan;
 mod report;
 mod tier;
 mod weights;
@@ -37,6 +38,7 @@ use draft::Draft;
 pub use draft::DraftCost;
 
 pub use pair::Pair;
+pub use plan::{MemoryPlan, computes_on_a_gpu, weight_files};
 pub use report::StartReport;
 pub(crate) use report::formats;
 pub(crate) use weights::kv_dtype;

@@ -20,6 +20,7 @@ use folio_server::{
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
 use crate::cli::{EngineArgs, Pooling, ServeArgs, UnknownFields};
+use crate::on_demand::{self, Lifeline};
 use crate::profile;
 use crate::runtime::{Loaded, Runtime};
 
@@ -27,11 +28,15 @@ use crate::runtime::{Loaded, Runtime};
 const OTHER_FILES: u64 = 256;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let mut config = settings(args)?;
-    let most = &mut config.limits.connections;
-    if let Some(files) = raise_open_files() {
-        *most = (*most).min(files.saturating_sub(OTHER_FILES).max(16) as usize);
+    if !args.on_demand.models.is_empty() {
+        return on_demand::run(args);
     }
+    // Before anything takes its time.
+    let router =
+        args.behind_router.as_deref().map(|socket| Ok::<_, anyhow::Error>((socket, Lifeline::hold()?)));
+    let router = router.transpose()?;
+    let mut config = settings(args)?;
+    fit_open_files(&mut config.limits.connections, 1);
     let feed = config.kv_events.as_ref().map(|source| source.feed.clone());
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
     let engine = EngineArgs { max_adapters: args.max_loras, ..args.engine.clone() };
@@ -58,6 +63,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         adapters: Arc::new(adapters(args, &runtime, &names)?),
         version: env!("CARGO_PKG_VERSION"),
     };
+    let patience = Duration::from_secs(args.drain_timeout);
+    if let Some((socket, lifeline)) = router {
+        lifeline.serve(config, app, socket)?;
+        runtime.join(patience);
+        return Ok(());
+    }
     let key_file = config.key_file.is_some();
     let metrics = if config.metrics_on_admin { "" } else { "metrics at /metrics, " };
     folio_server::run(config, app, |addresses| {
@@ -98,7 +109,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         eprintln!("\nlistening on {scheme}://{address}  ({metrics}Ctrl-C to stop)\n");
         eprintln!("{}", curl(scheme, address, &names[0], chat, keyed));
     })?;
-    runtime.join(Duration::from_secs(args.drain_timeout));
+    runtime.join(patience);
     Ok(())
 }
 
@@ -143,6 +154,13 @@ fn int8_times(layout: &KvLayout) -> Option<f64> {
         *format = KvFormat::Int8;
     }
     Some(bytes(layout) / bytes(&smaller)).filter(|times| *times > 1.0)
+}
+
+/// Has no more connections than there can be, where each takes so many open files.
+pub(crate) fn fit_open_files(connections: &mut usize, each: u64) {
+    if let Some(files) = raise_open_files() {
+        *connections = (*connections).min((files.saturating_sub(OTHER_FILES) / each).max(16) as usize);
+    }
 }
 
 /// Lets this process open as many files as it may at all; returns how many, if there is a limit.

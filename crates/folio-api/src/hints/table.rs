@@ -260,7 +260,7 @@ pub const HINTS: &[Hint] = &[
         Api::Ollama,
         "keep_alive",
         HintShape::Duration,
-        "the model stays loaded as long as the server runs",
+        "the model stays loaded as long as the server runs; of several models (configuration.md) it is honoured where no keys are asked for",
         "Ollama's SDKs, Open WebUI",
     ),
     row(Api::Ollama, "options.f16_kv", HintShape::Boolean, LOADED, "Ollama's SDKs"),

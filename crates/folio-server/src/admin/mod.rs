@@ -25,7 +25,7 @@ use crate::observability::Observability;
 use crate::tenancy::Tenancy;
 use folio_api::ApiError;
 
-const OPEN: &[&str] = &["/", "/health", "/livez", "/readyz", "/ping"];
+pub(crate) const OPEN: &[&str] = &["/", "/health", "/livez", "/readyz", "/ping"];
 
 /// Around every route of the admin listener.
 pub(crate) async fn around(
@@ -41,7 +41,7 @@ pub(crate) async fn around(
         false => tenancy.tenants.authenticate_operator(request.headers()).await.map(Some),
     };
     let answer = async |request| next.run(request).await;
-    answered(&load, &observability, Listener::Admin, request, operator, answer).await
+    answered(&load, &*observability, Listener::Admin, request, operator, answer).await
 }
 
 /// `POST /reset_prefix_cache[?tenant=NAME]`: forgets what is cached, but for what is in use, pinned or declared.

@@ -34,6 +34,9 @@ pub type Shared<T> = State<Arc<T>>;
 #[derive(Clone, Copy)]
 pub struct Peer(pub std::net::SocketAddr);
 
+/// Who connected to a router, as it tells the engines' processes behind it. Of anybody else it means nothing.
+pub(crate) const PEER: &str = "x-folio-peer";
+
 /// What comes of `future`, unless it panics: one request's failure ends no connection, and is counted.
 pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);

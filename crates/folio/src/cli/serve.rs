@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use folio_server::Secret;
 
 use super::engine::*;
-use super::values::positive_f64;
+use super::values::{KeepAlive, keep_alive, positive_f64};
 use crate::units::parse_bytes;
 
 #[derive(Args, Debug)]
@@ -77,6 +77,37 @@ pub struct ServeArgs {
     /// What that file has beyond flags
     #[arg(skip)]
     pub tables: crate::config::Tables,
+
+    /// Memory that the models of that file ([[models]]) may need together: weights and KV cache of those that are loaded. Of a GPU's, where one
+    /// computes, and then it has to be given [default: nine tenths of what is free at the start]
+    #[arg(long, env = "FOLIO_MODELS_MEMORY", value_name = "SIZE", value_parser = parse_bytes)]
+    pub models_memory: Option<u64>,
+
+    /// How long such a model stays loaded after its last request: 5m, 1h30m, 300 (seconds), 0 (not at all), -1 (until others need the memory)
+    #[arg(long, env = "FOLIO_KEEP_ALIVE", value_name = "TIME", default_value = "5m", allow_hyphen_values = true, value_parser = keep_alive)]
+    pub keep_alive: KeepAlive,
+
+    /// Seconds that loading such a model may take
+    #[arg(long, env = "FOLIO_MODEL_START_TIMEOUT", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub model_start_timeout: u64,
+
+    /// Seconds that a request waits for such a model where others use the memory; 503 after that
+    #[arg(long, env = "FOLIO_MODEL_WAIT_TIMEOUT", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub model_wait_timeout: u64,
+
+    /// Requests that wait for such models; 503 beyond
+    #[arg(long, env = "FOLIO_MODEL_WAIT_REQUESTS", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub model_wait_requests: u32,
+
+    /// Which model of the file a process of `folio serve` is for, and its socket
+    #[arg(long, hide = true, requires = "behind_router")]
+    pub only_model: Option<String>,
+    #[arg(long, hide = true, requires = "only_model")]
+    pub behind_router: Option<PathBuf>,
+
+    /// The models of the file
+    #[arg(skip)]
+    pub on_demand: crate::config::OnDemand,
 
     /// Serve on an address that other machines reach although no key is asked for
     #[arg(long, env = "FOLIO_ALLOW_UNAUTHENTICATED")]

@@ -46,3 +46,11 @@ pub fn probability(text: &str) -> Result<f32, String> {
     let value = number::<f32>(text)?;
     if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("must be from 0 to 1".into()) }
 }
+
+/// How long a model stays after its last request; `None`: until others need its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive(pub Option<std::time::Duration>);
+
+pub fn keep_alive(text: &str) -> Result<KeepAlive, String> {
+    folio_server::parse_keep_alive(text).map(KeepAlive)
+}

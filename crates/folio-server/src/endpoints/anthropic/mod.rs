@@ -13,7 +13,7 @@ use folio_api::anthropic::{self, MessageWriter};
 use folio_kv::TenantId;
 use serde_json::json;
 
-pub use models::{model, models};
+pub use models::{described, model, models, page};
 
 use crate::arrival::{Arrival, JsonRequest};
 use crate::generation::input::InputProcessor;

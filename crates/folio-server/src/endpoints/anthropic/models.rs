@@ -9,14 +9,19 @@ use folio_api::ApiError;
 const LIMIT: usize = 20;
 const LIMIT_MAX: usize = 1000;
 
-/// One page, by the query's `limit`, `after_id` and `before_id`.
+/// One page of the served model's names.
 pub fn models(served: &Served, query: &str) -> Result<Value, ApiError> {
-    let names: Vec<&String> = served.context.model.listed().collect();
+    let names: Vec<&str> = served.context.model.listed().map(String::as_str).collect();
+    page(&names, query, |name| model(served, name))
+}
+
+/// One page of models, by the query's `limit`, `after_id` and `before_id`.
+pub fn page(names: &[&str], query: &str, model: impl Fn(&str) -> Value) -> Result<Value, ApiError> {
     let (mut from, mut to, mut limit) = (0, names.len(), LIMIT);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let name = &*name;
         let index = || {
-            let found = names.iter().position(|model| **model == value);
+            let found = names.iter().position(|model| *model == value);
             found.ok_or_else(|| {
                 ApiError::invalid(name, format!("Invalid '{name}': there is no model '{value}'."))
             })
@@ -39,7 +44,7 @@ pub fn models(served: &Served, query: &str) -> Result<Value, ApiError> {
         }
     }
     let list = names.get(from..to).unwrap_or_default();
-    let page: Vec<Value> = list.iter().take(limit).map(|name| model(served, name)).collect();
+    let page: Vec<Value> = list.iter().take(limit).map(|name| model(name)).collect();
     let id = |model: Option<&Value>| model.map(|model| model["id"].clone());
     Ok(json!({
         "first_id": id(page.first()), "last_id": id(page.last()), "has_more": list.len() > page.len(), "data": page,
@@ -47,9 +52,13 @@ pub fn models(served: &Served, query: &str) -> Result<Value, ApiError> {
 }
 
 pub fn model(served: &Served, name: &str) -> Value {
-    let facts = &served.model;
+    described(name, served.model.created_s, served.model.context_length)
+}
+
+/// A model of this context, in Anthropic's shape.
+pub fn described(name: &str, created_s: u64, context_length: u32) -> Value {
     json!({
-        "type": "model", "id": name, "display_name": name, "created_at": rfc_3339(facts.created_s as i64),
-        "lifecycle": "active", "max_input_tokens": facts.context_length - 1, "max_tokens": facts.context_length - 1,
+        "type": "model", "id": name, "display_name": name, "created_at": rfc_3339(created_s as i64),
+        "lifecycle": "active", "max_input_tokens": context_length - 1, "max_tokens": context_length - 1,
     })
 }

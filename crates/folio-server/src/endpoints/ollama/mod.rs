@@ -10,6 +10,7 @@ use folio_api::ApiError;
 use folio_api::ollama::{self, LineWriter, OllamaRequest, PromptSource, embed};
 use folio_api::openai::writer::CompletionKind;
 
+pub(crate) use models::details;
 pub use models::{delete, ps, pull, show, tags, version};
 
 use crate::arrival::{Arrival, JsonRequest};

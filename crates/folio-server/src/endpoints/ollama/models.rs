@@ -42,7 +42,7 @@ fn listed(served: &Served, more: impl Fn(&mut Map<String, Value>)) -> Response<B
             ("model".to_owned(), name.into()),
             ("size".to_owned(), served.model.weights.bytes.into()),
             ("digest".to_owned(), digest.as_str().into()),
-            ("details".to_owned(), details(served)),
+            ("details".to_owned(), details_of(served)),
         ]);
         more(&mut model);
         Value::Object(model)
@@ -51,11 +51,16 @@ fn listed(served: &Served, more: impl Fn(&mut Map<String, Value>)) -> Response<B
     json_response(json!({"models": models}).to_string())
 }
 
-fn details(served: &Served) -> Value {
+fn details_of(served: &Served) -> Value {
     let WeightFacts { family, parameters, format, .. } = &served.model.weights;
+    details(family, *parameters, format)
+}
+
+/// `format`: what the weights are stored as.
+pub(crate) fn details(family: &str, parameters: u64, format: &str) -> Value {
     json!({
         "parent_model": "", "format": "", "family": family, "families": [family],
-        "parameter_size": count(*parameters), "quantization_level": format,
+        "parameter_size": count(parameters), "quantization_level": format,
     })
 }
 
@@ -88,7 +93,7 @@ fn shown(served: &Served) -> Value {
         "modelfile": format!("# Served by Folio.\nFROM {}\n", served.name()),
         "parameters": parameters_text(&facts.defaults),
         "template": template.unwrap_or_default(),
-        "details": details(served),
+        "details": details_of(served),
         "model_info": {
             "general.architecture": family,
             "general.basename": served.name(),
