@@ -76,7 +76,10 @@ fn each_known_token_is_computed_once_and_each_draft_when_it_is_drawn() {
     // The prompt in two pieces; one draft in each of three steps, to find out what a row takes; then what was chosen behind the drafts, and
     // the last draft, which it never computed.
     let pieces = [(0, 64, 0), (64, 6, 0)];
-    assert_eq!(computed, [&pieces[..], &[(70, 1, 1), (71, 2, 1), (73, 2, 1), (75, 2, 2), (78, 2, 1)]].concat());
+    assert_eq!(
+        computed,
+        [&pieces[..], &[(70, 1, 1), (71, 2, 1), (73, 2, 1), (75, 2, 2), (78, 2, 1)]].concat()
+    );
 }
 
 #[test]
