@@ -38,7 +38,8 @@ const BY_BODY: [&str; 15] = [
     "/api/show",
 ];
 /// What every process has its own of: `?model=NAME` says whose is meant.
-const BY_QUERY: [&str; 5] = ["/v1/cache/keys", "/load", "/v1/loads", "/v1/usage", "/v1/usage/records"];
+const BY_QUERY: [&str; 6] =
+    ["/v1/cache/keys", "/load", "/v1/loads", "/v1/usage", "/v1/usage/records", "/v1/why/live"];
 
 /// What clients reach.
 pub(super) fn serving(state: &RouterState, metrics_on_admin: bool) -> Router {
@@ -91,6 +92,7 @@ pub(super) fn admin(state: &RouterState) -> Router {
         .route("/ping", get(pages::health))
         .route("/metrics", get(pages::all_metrics))
         .route("/v1/why", get(admin_by_query))
+        .route("/v1/why/live", get(admin_by_query))
         .route("/v1/usage/records", get(admin_by_query))
         .route("/reset_prefix_cache", post(admin_by_query))
         .route("/kv_events", get(admin_by_query))
