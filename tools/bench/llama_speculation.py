@@ -19,7 +19,6 @@ but what the answer repeats itself).
 import argparse
 import http.client
 import json
-import os
 import pathlib
 import random
 import signal
@@ -122,11 +121,11 @@ def prompts(round_):
 
 
 def ask(server, other, prompt, tokens):
-    os.kill(other.process.pid, signal.SIGSTOP)
+    other.process.send_signal(signal.SIGSTOP)
     try:
         return ask_alone(server, prompt, tokens)
     finally:
-        os.kill(other.process.pid, signal.SIGCONT)
+        other.process.send_signal(signal.SIGCONT)
 
 
 def ask_alone(server, prompt, tokens):
