@@ -118,7 +118,7 @@ def main():
                          "ratios": [round(min(ratios), 3), round(max(ratios), 3)]}
         print(f"{cell:14} {figures[cell]['tokens_per_s']:8.1f} tokens/s  {figures[cell]['ratio']:.3f} of none ({figures[cell]['ratios'][0]:.3f} to {figures[cell]['ratios'][1]:.3f})")
     if args.out:
-        save(args.out, {"made_at": now(), "machine": machine(), "args": vars(args), "figures": figures, "rates": rates})
+        save(args.out, {"made_at": now(), "machine": machine(), "args": vars(args) | {name: os.path.basename(getattr(args, name)) for name in ("folio", "model", "out")}, "figures": figures, "rates": rates})
 
 
 if __name__ == "__main__":
