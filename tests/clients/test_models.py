@@ -107,7 +107,8 @@ def loaded(server):
 
 
 def refused(server, path, body, headers=None):
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    """`body`: `None` is a GET."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(server.url + path, data, {"content-type": "application/json", **(headers or {})})
     with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(request, timeout=60)
@@ -176,6 +177,17 @@ def test_an_idle_model_goes_and_comes_back(several):
     until(lambda: server.get("/metrics") and json.loads(server.get("/v1/why")) and loaded(server) == ["right"], "that again")
     cards = json.loads(server.get("/api/ps"))["models"]
     assert [(card["model"], card["expires_at"][:4]) for card in cards] == [("right:latest", "9999")]
+
+
+def test_a_live_page_keeps_no_model_loaded(several):
+    server = several(settings='keep-alive = "1s"', right="keep-alive = -1")
+    said(server, "left")
+    with urllib.request.urlopen(server.url + "/v1/why/live?model=left", timeout=30) as page:
+        assert page.readline() == b"event: hello\n"
+        until(lambda: "left" not in loaded(server), "it goes")
+        # The process has ended, and so has what it told.
+        page.read()
+    assert refused(server, "/v1/why/live?model=left", None)[0] == 404
 
 
 def test_ollamas_keep_alive_is_the_models_time(several):

@@ -1,6 +1,7 @@
 //! Whose process a request is passed on to: the one of the model that its body or its query names, or whichever knows an id.
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -155,6 +156,21 @@ pub(super) async fn by_query(State(state): State<RouterState>, head: Head) -> Re
     let (model, socket) = (process.model(), process.socket());
     let answer = head.passing(Bytes::new()).to(socket, process).await;
     answer.map_err(|error| lost(&state, model, &error).into())
+}
+
+/// A stream that ends with its process, and does not keep it: else a page that is left open would keep its model loaded.
+pub(super) async fn watched_by_query(State(state): State<RouterState>, head: Head) -> Reply {
+    let (process, head) = named_in_query(&state, head)?;
+    watch(&state, process.model(), process.socket(), head).await
+}
+
+pub(super) async fn admin_watched_by_query(State(state): State<RouterState>, head: Head) -> Reply {
+    let (process, head) = named_in_query(&state, head)?;
+    watch(&state, process.model(), admin_socket(&process.socket()), head).await
+}
+
+async fn watch(state: &RouterState, model: usize, socket: PathBuf, head: Head) -> Reply {
+    head.passing(Bytes::new()).to(socket, ()).await.map_err(|error| lost(state, model, &error).into())
 }
 
 pub(super) async fn admin_by_query(State(state): State<RouterState>, head: Head) -> Reply {

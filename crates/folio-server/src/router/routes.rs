@@ -15,7 +15,7 @@ use crate::endpoints::ollama;
 use crate::endpoints::pages::{live, method_not_allowed, not_found, openapi};
 use crate::http::reply::Refusal;
 
-use super::asking::{admin_by_query, by_body, by_id, by_query};
+use super::asking::{admin_by_query, admin_watched_by_query, by_body, by_id, by_query, watched_by_query};
 use super::pages;
 use super::state::RouterState;
 
@@ -38,8 +38,7 @@ const BY_BODY: [&str; 15] = [
     "/api/show",
 ];
 /// What every process has its own of: `?model=NAME` says whose is meant.
-const BY_QUERY: [&str; 6] =
-    ["/v1/cache/keys", "/load", "/v1/loads", "/v1/usage", "/v1/usage/records", "/v1/why/live"];
+const BY_QUERY: [&str; 5] = ["/v1/cache/keys", "/load", "/v1/loads", "/v1/usage", "/v1/usage/records"];
 
 /// What clients reach.
 pub(super) fn serving(state: &RouterState, metrics_on_admin: bool) -> Router {
@@ -64,6 +63,7 @@ pub(super) fn serving(state: &RouterState, metrics_on_admin: bool) -> Router {
         .route("/v1/cache/prefixes", get(by_query).post(by_body))
         .route("/v1/cache/prefixes/{id}", get(by_id).post(by_id).delete(by_id))
         .route("/v1/why", get(pages::why))
+        .route("/v1/why/live", get(watched_by_query))
         .route("/v1/models", get(pages::models))
         .route("/v1/models/{*name}", get(pages::model))
         .route("/api/tags", get(pages::tags))
@@ -92,7 +92,7 @@ pub(super) fn admin(state: &RouterState) -> Router {
         .route("/ping", get(pages::health))
         .route("/metrics", get(pages::all_metrics))
         .route("/v1/why", get(admin_by_query))
-        .route("/v1/why/live", get(admin_by_query))
+        .route("/v1/why/live", get(admin_watched_by_query))
         .route("/v1/usage/records", get(admin_by_query))
         .route("/reset_prefix_cache", post(admin_by_query))
         .route("/kv_events", get(admin_by_query))
