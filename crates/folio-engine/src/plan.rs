@@ -125,6 +125,11 @@ impl DraftPlan {
 }
 
 impl SequencePlan {
+    /// Whether it computes one known token, with drafts behind it.
+    pub fn decodes(&self) -> bool {
+        self.tokens.len() as u32 == 1 + self.drafts
+    }
+
     /// Of nothing. Allocates nothing.
     pub fn empty(id: SequenceId) -> Self {
         Self {

@@ -236,6 +236,9 @@ pub enum Event {
 // A step of thousands of sequences writes one each: what is rare is behind a pointer.
 const _: () = assert!(size_of::<Event>() <= 48);
 
+/// Preemptions of a sequence whose times are told: more than there are by default ([`crate::SchedulerConfig::max_preemptions`]).
+pub const PAUSES_MAX: usize = 4;
+
 /// When things happened and what they took, for metrics; engine time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
@@ -245,6 +248,8 @@ pub struct Timing {
     pub first_token: Micros,
     pub finished: Micros,
     pub preemptions: u32,
+    /// Of the first preemptions, when each was and when its sequence ran again; 0: it did not come to that.
+    pub pauses: [(Micros, Micros); PAUSES_MAX],
     /// Steps that verified drafts, the drafts, and those of them that were what was chosen.
     pub draft_steps: u32,
     pub draft_tokens: u32,
@@ -253,6 +258,23 @@ pub struct Timing {
     pub waited_us: PerReason<u64>,
     /// Microseconds of steps that fall to it and that no event told before ([`crate::Work`]).
     pub us: f32,
+}
+
+impl Timing {
+    pub(crate) fn preempted(&mut self, now: Micros) {
+        if let Some(pause) = self.pauses.get_mut(self.preemptions as usize) {
+            pause.0 = now;
+        }
+        self.preemptions += 1;
+    }
+
+    /// It runs, for the first time or again.
+    pub(crate) fn admitted(&mut self, now: Micros) {
+        let last = self.preemptions.checked_sub(1).and_then(|last| self.pauses.get_mut(last as usize));
+        if let Some(pause) = last {
+            pause.1 = now;
+        }
+    }
 }
 
 /// Receives a request's events. Must not block and must not call the engine. `false`: the receiver is gone, cancel.

@@ -10,6 +10,7 @@
 //! position that it sees: what the engine has measured them to take (`scheduler/costs`). What falls to rows that nobody wants any more, and
 //! all of a step that failed, is nobody's ([`Work::unattributed_us`]).
 
+use crate::plan::StepPlan;
 use crate::request::Micros;
 
 /// What time passes with.
@@ -60,6 +61,16 @@ pub struct StepWork {
 }
 
 impl StepWork {
+    /// Of one step.
+    pub fn of(plan: &StepPlan) -> Self {
+        let mut work = Self { steps: 1, ..Self::default() };
+        for entry in &plan.sequences {
+            work.count(entry.first_position, entry.tokens.len() as u32, entry.decodes());
+            work.logit_rows += entry.samples.len() as u64;
+        }
+        work
+    }
+
     pub fn rows(&self) -> u64 {
         self.prompt_rows + self.decode_rows
     }

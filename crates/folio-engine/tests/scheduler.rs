@@ -235,6 +235,19 @@ fn preemptions_of_one_request_are_capped() {
             "{preemptions} with a cap of {max_preemptions}"
         );
         assert!(max_preemptions == 0 || preemptions > 0);
+        // Each is told with the time until the sequence ran again.
+        let ended = machine.events.values().flatten().filter_map(|event| match event {
+            Event::Finished { timing, .. } => Some(timing),
+            _ => None,
+        });
+        let mut told = 0;
+        for timing in ended {
+            let pauses: Vec<_> = timing.pauses.iter().filter(|(gone, _)| gone.0 > 0).collect();
+            assert_eq!(pauses.len() as u32, timing.preemptions);
+            assert!(pauses.iter().all(|(gone, back)| back > gone && *back <= timing.finished), "{timing:?}");
+            told += pauses.len() as u64;
+        }
+        assert_eq!(told, preemptions);
     }
 }
 

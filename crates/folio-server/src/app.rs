@@ -24,6 +24,7 @@ use crate::observability::metrics::Metrics;
 use crate::observability::tenant_metrics::TenantCollector;
 use crate::observability::traces::Traces;
 use crate::observability::usage::Meters;
+use crate::observability::recording::Recorder;
 use crate::observability::why::Why;
 use crate::response_store::ResponseStore;
 use crate::tenancy::Tenancy;
@@ -85,6 +86,7 @@ impl State {
         let traces =
             traces.map(|endpoint| Traces::start(endpoint, served.name(), metrics.traced())).transpose()?;
         let traces = traces.map(Arc::new);
+        let recorder = Arc::new(Recorder::new(served.engine.clone()));
         let observability = Arc::new(Observability {
             metrics,
             meters,
@@ -93,7 +95,9 @@ impl State {
                 served.model.context_length,
                 config.why.clone(),
                 traces.clone(),
+                recorder.clone(),
             ),
+            recorder,
             traces,
             kv_events,
             audit: config.audit_file.as_deref().map(Audit::open).transpose()?,

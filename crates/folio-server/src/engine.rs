@@ -10,7 +10,7 @@ use folio_api::{ApiError, Capabilities, Context, Model, Parsers, RequestLimits};
 use folio_engine::handle::{Health, Rejected};
 use folio_engine::{
     CacheCommand, CacheReply, CancelFlag, EngineHandle, EngineStats, EventSink, Micros, Pooling, Request,
-    RequestAdapter, RequestId, TierStats,
+    RequestAdapter, RequestId, SchedulerConfig, TierStats,
 };
 use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer, work};
@@ -52,7 +52,11 @@ pub trait Engine: Send + Sync + 'static {
     fn choices_max(&self) -> u32;
     /// Most sequences and tokens of a step.
     fn step_limits(&self) -> (u32, u32) {
-        (1, 1)
+        self.limits().map_or((1, 1), |limits| (limits.max_num_seqs, limits.max_num_batched_tokens))
+    }
+    /// What it schedules by.
+    fn limits(&self) -> Option<&SchedulerConfig> {
+        None
     }
     fn drain(&self);
     fn stop(&self);
@@ -138,8 +142,8 @@ impl Engine for EngineHandle {
     fn choices_max(&self) -> u32 {
         self.config().max_choices
     }
-    fn step_limits(&self) -> (u32, u32) {
-        (self.config().max_num_seqs, self.config().max_num_batched_tokens)
+    fn limits(&self) -> Option<&SchedulerConfig> {
+        Some(self.config())
     }
     fn drain(&self) {
         self.drain();

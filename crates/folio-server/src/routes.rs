@@ -21,6 +21,7 @@ use crate::endpoints::prefixes;
 use crate::endpoints::responses;
 use crate::endpoints::routing;
 use crate::endpoints::tokenize;
+use crate::endpoints::trace;
 use crate::endpoints::usage;
 use crate::endpoints::why;
 use crate::generation::Generator;
@@ -94,6 +95,7 @@ pub(crate) fn serving(state: &app::State, metrics_on_admin: bool) -> Router {
         .route("/v1/usage/records", get(records::own))
         .route("/v1/why", get(why::own))
         .route("/v1/why/live", get(live::own))
+        .route("/v1/trace", get(trace::own))
         .fallback(pages::not_found)
         .method_not_allowed_fallback(pages::method_not_allowed)
         .layer(from_fn_with_state(state.clone(), around))
@@ -115,6 +117,7 @@ pub(crate) fn admin(state: &app::State) -> Router {
         .route("/v1/usage/records", get(records::all))
         .route("/v1/why", get(why::all))
         .route("/v1/why/live", get(live::all))
+        .route("/v1/trace", get(trace::all))
         .route("/kv_events", get(kv_events::show))
         .route("/kv_events/blocks", get(kv_events::blocks))
         .route("/kv_events/republish", post(kv_events::republish))

@@ -9,13 +9,15 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use folio_engine::{Micros, SchedulerConfig};
-use folio_kv::CacheConfig;
+use folio_kv::{CacheConfig, TenantId};
 use folio_sim::CostModel;
+use folio_sim::replay::{ReplayConfig, TraceReport, replay};
 use folio_sim::rng::Rng;
-use folio_sim::trace::{ReplayConfig, TraceReport, TraceRequest, azure, mooncake, replay};
+use folio_sim::trace::{TraceRequest, azure, mooncake};
 
 const REQUESTS: usize = 300;
 const SEEDS: u64 = 3;
@@ -102,18 +104,16 @@ fn run_all(mix: &Mix, world: World) -> String {
     let room = mix.max_tokens.min(16_384);
     let longest = requests.iter().map(|r| r.prompt.len() as u32 + room.max(r.output)).max().unwrap_or(1);
     let blocks = (total * world.holds / requests.len() as u32).max(longest.div_ceil(BLOCK) + 1);
-    let mut config = ReplayConfig {
-        scheduler: SchedulerConfig {
-            max_num_seqs: 512,
-            max_num_batched_tokens: if world.cpu { 512 } else { 2048 },
-            max_prefill_tokens_while_decoding: if world.cpu { 64 } else { 512 },
-            max_model_len: longest + 1,
-            ..SchedulerConfig::default()
-        },
-        cache: CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 << 20 },
-        cost: if world.cpu { CostModel::CPU_1B } else { GPU },
-        max_tokens: mix.max_tokens,
+    let scheduler = SchedulerConfig {
+        max_num_seqs: 512,
+        max_num_batched_tokens: if world.cpu { 512 } else { 2048 },
+        max_prefill_tokens_while_decoding: if world.cpu { 64 } else { 512 },
+        max_model_len: longest + 1,
+        ..SchedulerConfig::default()
     };
+    let cache = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 << 20 };
+    let cost = if world.cpu { CostModel::CPU_1B } else { GPU };
+    let mut config = ReplayConfig::new(scheduler, cache, cost, mix.max_tokens);
     if world.cpu {
         config.scheduler.max_num_seqs = 128;
     }
@@ -166,11 +166,7 @@ fn line(text: &mut String, mix: &str, world: World, rule: &str, r: &TraceReport)
 
 /// A normal deviate.
 fn normal(rng: &mut Rng) -> f64 {
-    (0..12).map(|_| unit(rng)).sum::<f64>() - 6.0
-}
-
-fn unit(rng: &mut Rng) -> f64 {
-    (rng.word() >> 11) as f64 / (1u64 << 53) as f64
+    (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0
 }
 
 fn lognormal(rng: &mut Rng, median: f64, sigma: f64, most: u32) -> u32 {
@@ -182,17 +178,24 @@ fn made(seed: u64, lengths: impl Fn(&mut Rng) -> (u32, u32, Option<u32>)) -> Vec
     let rng = &mut Rng::new(seed);
     let mut now = 0.0;
     let requests = (0..REQUESTS as u64).map(|index| {
-        now -= 1e6 * (1.0 - unit(rng)).ln();
+        now -= 1e6 * (1.0 - rng.unit()).ln();
         let (prompt, output, max_tokens) = lengths(rng);
         let tokens =
             (0..u64::from(prompt)).map(|at| 1 + (folio_sim::rng::mix(index << 32 | at) % 49_999) as u32);
-        TraceRequest { arrives: Micros(now as u64), prompt: tokens.collect(), output, max_tokens }
+        TraceRequest {
+            arrives: Micros(now as u64),
+            tenant: TenantId(0),
+            prompt: tokens.collect(),
+            output,
+            max_tokens,
+            answer: Arc::default(),
+        }
     });
     requests.collect()
 }
 
 fn pareto(rng: &mut Rng) -> u32 {
-    ((30.0 / (1.0 - unit(rng)).powf(1.0 / 1.1)) as u32).min(8192)
+    ((30.0 / (1.0 - rng.unit()).powf(1.0 / 1.1)) as u32).min(8192)
 }
 
 fn mixes(folder: &Path) -> Vec<Mix> {
@@ -250,7 +253,7 @@ fn windowed(all: Vec<TraceRequest>) -> Box<dyn Fn(u64) -> Vec<TraceRequest> + Sy
 }
 
 fn pick(rng: &mut Rng, weights: impl Iterator<Item = f64> + Clone) -> usize {
-    let mut left = unit(rng) * weights.clone().sum::<f64>();
+    let mut left = rng.unit() * weights.clone().sum::<f64>();
     let mut last = 0;
     for (at, weight) in weights.enumerate() {
         if weight > 0.0 {

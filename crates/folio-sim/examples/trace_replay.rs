@@ -7,7 +7,8 @@ use std::io::BufReader;
 use folio_engine::SchedulerConfig;
 use folio_kv::CacheConfig;
 use folio_sim::CostModel;
-use folio_sim::trace::{ReplayConfig, TraceRequest, azure, mooncake, replay};
+use folio_sim::replay::{ReplayConfig, replay};
+use folio_sim::trace::{TraceRequest, azure, mooncake};
 
 const REQUESTS: usize = 2000;
 
@@ -31,20 +32,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for factor in [1, 2, 4, 8] {
         for guarantee_completion in [false, true] {
             let blocks = factor * (longest + 1024).div_ceil(16);
-            let config = ReplayConfig {
-                scheduler: SchedulerConfig {
-                    max_num_seqs: 256,
-                    max_num_batched_tokens: 2048,
-                    max_prefill_tokens_while_decoding: 512,
-                    max_model_len: longest + 1024,
-                    guarantee_completion,
-                    ..SchedulerConfig::default()
-                },
-                cache: CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 },
-                // About an 8B model on a small GPU: 12 ms per step, 60 us per token.
-                cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
-                max_tokens: 1024,
+            let scheduler = SchedulerConfig {
+                max_num_seqs: 256,
+                max_num_batched_tokens: 2048,
+                max_prefill_tokens_while_decoding: 512,
+                max_model_len: longest + 1024,
+                guarantee_completion,
+                ..SchedulerConfig::default()
             };
+            let cache = CacheConfig { blocks, block_tokens: 16, bytes_per_block: 1 };
+            // About an 8B model on a small GPU: 12 ms per step, 60 us per token.
+            let cost = CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 };
+            let config = ReplayConfig::new(scheduler, cache, cost, 1024);
             let r = replay(&requests, &config)?;
             println!(
                 "| {} | {} | {:.2} % | {:.0} % | {:.3} | {:.2} % | {:.1} % | {:.2} | {:.2} | {:.0} |",

@@ -16,6 +16,9 @@ mod mirror;
 pub mod oracle;
 pub mod pipeline;
 mod plan_checks;
+pub mod recorded;
+pub mod replay;
+mod replay_tier;
 pub mod report;
 pub mod retention;
 pub mod rng;
@@ -29,7 +32,7 @@ mod transfers;
 mod world;
 
 pub use backend::{FEATURES, SimBackend};
-pub use cost::CostModel;
+pub use cost::{CostModel, StepTime};
 pub use head::HeadBackend;
 pub use machine::Machine;
 pub use pipeline::Pipeline;

@@ -27,6 +27,11 @@ impl Rng {
     }
 
     /// True once in `n`.
+    /// In `[0, 1)`.
+    pub fn unit(&mut self) -> f64 {
+        (self.word() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     pub fn one_in(&mut self, n: u64) -> bool {
         self.word().is_multiple_of(n)
     }

@@ -13,7 +13,7 @@ use folio_kv::{CacheConfig, KvCache, TenantId};
 use folio_model::backend::Backend;
 
 use crate::backend::{FEATURES, SimBackend};
-use crate::cost::CostModel;
+use crate::cost::{CostModel, StepTime};
 use crate::head::HeadBackend;
 use crate::pipeline::Pipeline;
 use crate::plan_checks::{check_drafts, check_plan};

@@ -1,10 +1,13 @@
 //! How full admission keeps a contended pool, and how much preemptions cost, on generated traffic. No trace needed.
 
+use std::sync::Arc;
+
 use folio_engine::{Micros, SchedulerConfig};
-use folio_kv::CacheConfig;
+use folio_kv::{CacheConfig, TenantId};
 use folio_sim::CostModel;
+use folio_sim::replay::{ReplayConfig, TraceReport, replay};
 use folio_sim::rng::Rng;
-use folio_sim::trace::{ReplayConfig, TraceReport, TraceRequest, replay};
+use folio_sim::trace::TraceRequest;
 
 /// Length of the output of request `index`.
 type Outputs = fn(&mut Rng, usize) -> u64;
@@ -29,26 +32,26 @@ fn run(outputs: Outputs, guarantee_completion: bool) -> TraceReport {
             let prompt = (0..length).map(|at| (index * 31 + at * 7 + at * at) as u32 % 997 + 1).collect();
             TraceRequest {
                 arrives: Micros(index as u64 * 60_000),
+                tenant: TenantId(0),
                 prompt,
                 output: outputs(rng, index) as u32,
                 max_tokens: None,
+                answer: Arc::default(),
             }
         })
         .collect();
-    let config = ReplayConfig {
-        scheduler: SchedulerConfig {
-            max_num_seqs: 128,
-            max_num_batched_tokens: 2048,
-            max_prefill_tokens_while_decoding: 1024,
-            max_model_len: 4096,
-            max_queued_requests: 4096,
-            guarantee_completion,
-            ..SchedulerConfig::default()
-        },
-        cache: CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 },
-        cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
-        max_tokens: 1000,
+    let scheduler = SchedulerConfig {
+        max_num_seqs: 128,
+        max_num_batched_tokens: 2048,
+        max_prefill_tokens_while_decoding: 1024,
+        max_model_len: 4096,
+        max_queued_requests: 4096,
+        guarantee_completion,
+        ..SchedulerConfig::default()
     };
+    let cache = CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 };
+    let cost = CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 };
+    let config = ReplayConfig::new(scheduler, cache, cost, 1000);
     replay(&requests, &config).expect("valid limits")
 }
 
@@ -77,25 +80,25 @@ fn long_outputs_that_start_together_do_not_pause_for_long() {
     let requests: Vec<TraceRequest> = (0..160u32)
         .map(|index| TraceRequest {
             arrives: Micros(if index < 40 { 0 } else { 30_000_000 }),
+            tenant: TenantId(0),
             prompt: (0..40).map(|at| (index * 31 + at * 7) % 997 + 1).collect(),
             output: 1000,
             max_tokens: None,
+            answer: Arc::default(),
         })
         .collect();
     let run = |guarantee_completion| {
-        let config = ReplayConfig {
-            scheduler: SchedulerConfig {
-                max_num_seqs: 128,
-                max_num_batched_tokens: 2048,
-                max_prefill_tokens_while_decoding: 512,
-                max_model_len: 1100,
-                guarantee_completion,
-                ..SchedulerConfig::default()
-            },
-            cache: CacheConfig { blocks: 520, block_tokens: 16, bytes_per_block: 1 },
-            cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
-            max_tokens: 1024,
+        let scheduler = SchedulerConfig {
+            max_num_seqs: 128,
+            max_num_batched_tokens: 2048,
+            max_prefill_tokens_while_decoding: 512,
+            max_model_len: 1100,
+            guarantee_completion,
+            ..SchedulerConfig::default()
         };
+        let cache = CacheConfig { blocks: 520, block_tokens: 16, bytes_per_block: 1 };
+        let cost = CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 };
+        let config = ReplayConfig::new(scheduler, cache, cost, 1024);
         replay(&requests, &config).expect("valid limits")
     };
     let (admitted, guaranteed) = (run(false), run(true));

@@ -8,8 +8,9 @@ use flate2::read::GzDecoder;
 use folio_engine::SchedulerConfig;
 use folio_kv::CacheConfig;
 use folio_sim::CostModel;
+use folio_sim::replay::{ReplayConfig, replay};
 use folio_sim::retention::{BlockTrace, Policy, hits};
-use folio_sim::trace::{ReplayConfig, azure, replay};
+use folio_sim::trace::azure;
 
 fn data(path: &str) -> Option<PathBuf> {
     let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
@@ -29,19 +30,17 @@ fn azure_conversations_waste_under_four_percent_and_rarely_preempt() {
     let Some(path) = data("trace-azure-llm-2023/AzureLLMInferenceTrace_conv.csv") else { return };
     let file = BufReader::new(File::open(path).expect("the trace opens"));
     let requests = azure(file, 2000).expect("the trace parses");
-    let config = ReplayConfig {
-        scheduler: SchedulerConfig {
-            max_num_seqs: 128,
-            max_num_batched_tokens: 2048,
-            max_prefill_tokens_while_decoding: 512,
-            max_model_len: 16_384,
-            ..SchedulerConfig::default()
-        },
-        // Tight: some twenty conversations fit.
-        cache: CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 },
-        cost: CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 },
-        max_tokens: 1024,
+    let scheduler = SchedulerConfig {
+        max_num_seqs: 128,
+        max_num_batched_tokens: 2048,
+        max_prefill_tokens_while_decoding: 512,
+        max_model_len: 16_384,
+        ..SchedulerConfig::default()
     };
+    // Tight: some twenty conversations fit.
+    let cache = CacheConfig { blocks: 1536, block_tokens: 16, bytes_per_block: 1 };
+    let cost = CostModel { step_us: 12_000.0, token_us: 60.0, context_us_per_1k: 2.0 };
+    let config = ReplayConfig::new(scheduler, cache, cost, 1024);
     let report = replay(&requests, &config).expect("valid limits");
     println!("{report:#?}");
     assert_eq!(report.requests + report.refused, 2000);

@@ -14,8 +14,9 @@ use crate::cli::{DoctorArgs, EngineArgs, KvDtype, Speculate};
 use crate::device::{Device, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::models::{Aliases, Source};
+use crate::profile::MeasuredModel;
 use crate::runtime::{Pair, Runtime, WeightArgs, Weights};
-use crate::{memory, profile, units, why};
+use crate::{memory, plan, profile, units, why};
 
 /// Prompt, and context of the decoded tokens, that a model's limits are given for.
 const PROMPT: u32 = 512;
@@ -39,8 +40,12 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     let threads = args.threads.filter(|_| gpu.is_none());
     let model = source.map(|source| Far::measure(&source, args, threads, &machines)).transpose()?;
     if let Some(file) = &args.write_profile {
-        let written = profile::write(&report(&machines, gpu.as_ref(), None), file.as_deref())?;
-        eprintln!("this machine's limits are in {}", written.display());
+        // With the memory that is free before a model is loaded.
+        let limits = report(&machines, gpu.as_ref(), None);
+        let steps = steps(args, threads)?;
+        let told = format!("and {} kinds of steps of {}", steps.samples.len(), steps.name);
+        let written = profile::write(limits, Some(steps), file.as_deref())?;
+        eprintln!("this machine's limits {told} are in {}", written.display());
     }
     let pair = pair(args, threads)?;
     if args.json {
@@ -70,23 +75,30 @@ fn has_drafter(args: &DoctorArgs) -> Result<bool> {
 
 /// What a model and what drafts for it are to each other, where something is to draft.
 fn pair(args: &DoctorArgs, threads: Option<u32>) -> Result<Option<Pair>> {
+    if !has_drafter(args)? {
+        return Ok(None);
+    }
+    let (draft_model, speculate) = (args.draft_model.clone(), args.speculate);
+    let engine = EngineArgs { draft_model, speculate, ..engine(args, threads)? };
+    Ok(Runtime::start(args.model.as_deref(), &engine)?.pair)
+}
+
+/// What steps of the model take, or of the built-in one.
+fn steps(args: &DoctorArgs, threads: Option<u32>) -> Result<MeasuredModel> {
+    let engine = engine(args, threads)?;
+    let runtime = Runtime::start(args.model.as_deref(), &engine)?;
+    plan::measure(&runtime, &engine.sizes(runtime.report.on_gpu))
+}
+
+/// The engine as a server has it.
+fn engine(args: &DoctorArgs, threads: Option<u32>) -> Result<EngineArgs> {
     #[derive(Parser)]
     struct Flags {
         #[command(flatten)]
         engine: EngineArgs,
     }
-    if !has_drafter(args)? {
-        return Ok(None);
-    }
-    let engine = EngineArgs {
-        draft_model: args.draft_model.clone(),
-        speculate: args.speculate,
-        quantize: args.quantize,
-        device: args.device,
-        threads,
-        ..Flags::try_parse_from(["folio"])?.engine
-    };
-    Ok(Runtime::start(args.model.as_deref(), &engine)?.pair)
+    let (quantize, device) = (args.quantize, args.device);
+    Ok(EngineArgs { quantize, device, threads, ..Flags::try_parse_from(["folio"])?.engine })
 }
 
 fn pair_json(pair: &Pair) -> Value {
@@ -117,6 +129,8 @@ fn pair_text(pair: &Pair) -> String {
 struct Gpu {
     name: String,
     rates: Rates,
+    /// Free while nothing is loaded.
+    memory_bytes: Option<u64>,
 }
 
 impl Gpu {
@@ -124,14 +138,16 @@ impl Gpu {
     fn measure(args: &DoctorArgs) -> Result<Option<Self>> {
         let mut device = Device::open(args.device, args.threads, GemmBackend::Own)?;
         let name = device.described();
+        let memory_bytes = device.free_memory().map(|free| free.bytes);
         let Device::Cuda(cuda) = &mut device else { return Ok(None) };
-        Ok(Some(Self { name, rates: cuda.rates(Effort::default())? }))
+        Ok(Some(Self { name, rates: cuda.rates(Effort::default())?, memory_bytes }))
     }
 
     fn json(&self) -> Value {
         let rates = &self.rates;
         json!({
             "name": self.name,
+            "memory_bytes": self.memory_bytes,
             "read_bytes_per_s": rates.read_bytes_per_s,
             "copy_bytes_per_s": rates.copy_bytes_per_s,
             "matrix_flop_per_s": rates.matrix_flop_per_s,

@@ -18,6 +18,7 @@ mod memory;
 mod models;
 mod on_demand;
 mod packed_cache;
+mod plan;
 mod profile;
 mod progress;
 mod quantize;
@@ -27,12 +28,14 @@ mod run;
 pub mod runtime;
 mod serve;
 mod session;
+mod svg;
+mod trace;
 mod units;
 mod why;
 
 use anyhow::Result;
 use clap::CommandFactory;
-use cli::{BenchMode, Cli, Command, ConfigAction};
+use cli::{BenchMode, Cli, Command, ConfigAction, TraceAction};
 
 /// Parses the command line and does what it says.
 pub fn main() -> Result<()> {
@@ -49,6 +52,7 @@ pub fn main() -> Result<()> {
         Command::Bench { mode: BenchMode::Serve(args) } => bench::load::run(&args),
         Command::Bench { mode: BenchMode::Kl(args) } => bench::kl::run(&args),
         Command::Bench { mode: BenchMode::Kv(args) } => bench::kv::run(&args),
+        Command::Bench { mode: BenchMode::Plan(args) } => plan::cells(&args),
         Command::Bench { mode: BenchMode::Claims(args) } => bench::claims::run(&args),
         Command::Bench { mode: BenchMode::Cache(args) } => bench::cache::run(&args),
         Command::Config { action: ConfigAction::Check { file } } => config::check(&file),
@@ -60,6 +64,9 @@ pub fn main() -> Result<()> {
         Command::Show(args) => models::show(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Trace { action: TraceAction::Record(args) } => trace::record(&args),
+        Command::Trace { action: TraceAction::Replay(args) } => plan::replay(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "folio", &mut std::io::stdout().lock());
             Ok(())

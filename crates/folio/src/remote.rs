@@ -30,6 +30,20 @@ pub fn get(url: &str, key: Option<&str>, path: &str, query: &[(&str, &str)]) -> 
     ask(&agent(), &format!("{}/{path}", base_url(url)), key, query)
 }
 
+/// The text of at most so many bytes that a server says at `path` below `/v1`, however long that takes.
+pub fn text(url: &str, key: Option<&str>, path: &str, query: &[(&str, &str)], bytes_max: u64) -> Result<String> {
+    let url = format!("{}/{path}", base_url(url));
+    let mut response = send(&agent(), &url, key, query)?;
+    let status = response.status();
+    let body = response.body_mut().with_config().limit(bytes_max).read_to_string();
+    let body = body.with_context(|| url.clone())?;
+    if !status.is_success() {
+        let refused: Value = serde_json::from_str(&body).unwrap_or_default();
+        bail!("{url}: {status}: {}", refused["error"]["message"].as_str().unwrap_or(&body));
+    }
+    Ok(body)
+}
+
 fn agent() -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -40,6 +54,21 @@ fn agent() -> ureq::Agent {
 
 /// The JSON that is at `url`; what the server refuses is an error in its words.
 fn ask(agent: &ureq::Agent, url: &str, key: Option<&str>, query: &[(&str, &str)]) -> Result<Value> {
+    let mut response = send(agent, url, key, query)?;
+    let body = response.body_mut().read_to_string().with_context(|| url.to_owned())?;
+    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} did not answer JSON"))?;
+    if let Some(message) = body["error"]["message"].as_str() {
+        bail!("{url}: {message}");
+    }
+    Ok(body)
+}
+
+fn send(
+    agent: &ureq::Agent,
+    url: &str,
+    key: Option<&str>,
+    query: &[(&str, &str)],
+) -> Result<ureq::http::Response<ureq::Body>> {
     let mut request = agent.get(url);
     for (name, value) in query {
         request = request.query(*name, *value);
@@ -47,13 +76,7 @@ fn ask(agent: &ureq::Agent, url: &str, key: Option<&str>, query: &[(&str, &str)]
     if let Some(key) = key {
         request = request.header("authorization", format!("Bearer {key}"));
     }
-    let mut response = request.call().with_context(|| format!("no answer from {url}"))?;
-    let body = response.body_mut().read_to_string().with_context(|| url.to_owned())?;
-    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} did not answer JSON"))?;
-    if let Some(message) = body["error"]["message"].as_str() {
-        bail!("{url}: {message}");
-    }
-    Ok(body)
+    request.call().with_context(|| format!("no answer from {url}"))
 }
 
 impl Remote {

@@ -117,7 +117,7 @@ impl Runtime {
             share: sizes.kv_cache_share,
             free: free.clone(),
             bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
-            windows: windows(&model.kv_layout, draft.as_ref())?,
+            windows: windows(&model.kv_layout, draft.as_ref().map(Draft::group))?,
             block_tokens: args.block_size,
             max_model_len,
             max_num_seqs: sizes.max_num_seqs,
@@ -250,7 +250,7 @@ impl Runtime {
 }
 
 /// The groups but the first, without their pools: the windows and states of a layout, and behind them what a drafter needs.
-fn windows(layout: &KvLayout, draft: Option<&Draft>) -> Result<Vec<GroupConfig>> {
+pub(crate) fn windows(layout: &KvLayout, draft: Option<GroupConfig>) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
             let (size, bytes) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
@@ -273,7 +273,7 @@ fn windows(layout: &KvLayout, draft: Option<&Draft>) -> Result<Vec<GroupConfig>>
         bail!("the model has {groups} kinds of layers, at most {most} are possible");
     }
     let windows = layout.groups.iter().enumerate().skip(1).map(window);
-    windows.chain(draft.map(|draft| Ok(draft.group()))).collect()
+    windows.chain(draft.map(Ok)).collect()
 }
 
 /// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.
@@ -293,7 +293,7 @@ fn divide(cache: &mut KvCache, tenants: &Declared) -> Result<()> {
 
 /// What attention over one earlier block adds to the cost of computing a block, as a share of that: the multiply-adds of
 /// attention per key against those of the weights.
-fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
+pub(crate) fn depth_cost(config: &Config, block_tokens: u32) -> f64 {
     let [weights, of_key] = config.attention_costs();
     let chosen = config.experts.map_or(1.0, |experts| experts.chosen as f64);
     let weights = weights + 3.0 * config.hidden as f64 * chosen * config.intermediate as f64;

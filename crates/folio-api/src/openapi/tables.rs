@@ -527,6 +527,14 @@ pub const ROUTES: &[Route] = &[
         "The figures of the page as they come, for operators; it goes on until its reader leaves",
         ReplyKind::Text("text/event-stream; charset=utf-8"),
     ),
+    Route {
+        query: &[("seconds", "integer")],
+        ..get(
+            "/v1/trace",
+            "The traffic of the next seconds without its texts, for Perfetto and `folio trace replay`; for operators",
+            ReplyKind::Object(&[("traceEvents", "array")], false),
+        )
+    },
     post("/api/chat", "Ollama's: an answer to a conversation", Some(&ollama::CHAT), ollama::ANSWER),
     post("/api/generate", "Ollama's: an answer to a text", Some(&ollama::GENERATE), ollama::ANSWER),
     post("/api/embed", "Ollama's: a vector for each input", Some(&ollama::EMBED), ollama::VECTORS),

@@ -391,6 +391,7 @@ impl Scheduler {
         let announced = self.shared_prefixes.announce(slot, sequence, from);
         let running = Running::new(table, sequence.tentative(), Some(fresh));
         sequence.state = State::Running(Running { announced, ..running });
+        sequence.timing.admitted(self.now);
         let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.lookup.positions()), at_stake);
         self.waiting.remove(tenant, rank, slot, wait.reason);

@@ -165,7 +165,7 @@ impl Step {
 impl BegunStep {
     fn count(&mut self, entry: &SequencePlan, planned: &Planned) {
         let tokens = entry.tokens.len() as f64;
-        let decodes = entry.tokens.len() as u32 == 1 + entry.drafts;
+        let decodes = entry.decodes();
         self.work.steps = 1;
         self.work.count(entry.first_position, planned.rows, decodes);
         self.work.logit_rows += u64::from(planned.samples);

@@ -492,7 +492,12 @@ impl Sequence {
             params: self.params.clone(),
             hidden_sum: None,
             hashes: self.hashes.clone(),
-            timing: Timing { preemptions: 0, waited_us: PerReason::default(), ..self.timing },
+            timing: Timing {
+                preemptions: 0,
+                pauses: Default::default(),
+                waited_us: PerReason::default(),
+                ..self.timing
+            },
             state: State::Waiting(Waiting::new(WaitingFor::Blocks, now)),
             ..*self
         }

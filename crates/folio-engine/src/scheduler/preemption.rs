@@ -171,7 +171,7 @@ impl Scheduler {
             return;
         }
         self.counters.preemptions += 1;
-        self.sequences[victim].timing.preemptions += 1;
+        self.sequences[victim].timing.preempted(self.now);
         self.headroom.preempted();
         let at_stake = self.swap_out(cache, victim);
         self.back_to_queue(cache, victim, at_stake);

@@ -40,6 +40,7 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// Files downloaded at the same time.
 const PARALLEL_FILES: usize = 4;
 const LISTING_BYTES_MAX: u64 = 32 << 20;
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const LISTING_ATTEMPTS_MAX: u32 = 5;
 /// Of a GGUF file that are looked at before the rest is downloaded.
 const PEEK_BYTES: u64 = 64 << 10;
@@ -241,35 +242,50 @@ impl Hub {
     fn listing(&self, http: &Http, name: &ModelName) -> Result<Listing> {
         let revision = name.revision().replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint, name.id());
+        Listing::parse(&url, &self.read(http, name, &url, LISTING_BYTES_MAX)?)
+    }
+
+    /// The text of a repository's config.json as it is now, without anything else; nothing is kept.
+    pub fn config(&self, name: &ModelName) -> Result<Vec<u8>> {
+        if self.offline {
+            let (model, cache) = (name.to_string(), self.cache.display().to_string());
+            return Err(HubError::Offline { model, cache });
+        }
+        let revision = name.revision().replace('/', "%2F");
+        let url = format!("{}/{}/resolve/{revision}/config.json", self.endpoint, name.id());
+        self.read(&Http::new(self.token.clone()), name, &url, CONFIG_BYTES_MAX)
+    }
+
+    /// What is at `url`, after some attempts.
+    fn read(&self, http: &Http, name: &ModelName, url: &str, bytes_max: u64) -> Result<Vec<u8>> {
         let mut attempts = 0;
         loop {
-            let (reason, retry_after) = match self.listing_once(http, name, &url) {
-                Ok(listing) => return Ok(listing),
+            let (reason, retry_after) = match self.read_once(http, name, url, bytes_max) {
+                Ok(body) => return Ok(body),
                 Err(Failure::Fatal(error)) => return Err(error),
                 Err(Failure::Transient { reason, retry_after }) => (reason, retry_after),
             };
             attempts += 1;
             if attempts >= LISTING_ATTEMPTS_MAX {
-                return Err(HubError::Network { url, reason, attempts });
+                return Err(HubError::Network { url: url.to_owned(), reason, attempts });
             }
             std::thread::sleep(backoff(self.backoff, attempts, retry_after));
         }
     }
 
-    fn listing_once(
+    fn read_once(
         &self,
         http: &Http,
         name: &ModelName,
         url: &str,
-    ) -> std::result::Result<Listing, Failure> {
+        bytes_max: u64,
+    ) -> std::result::Result<Vec<u8>, Failure> {
         let response = match http.get(url, 0)? {
             Reply::Body(response) => response,
             Reply::Refused(refusal) => return Err(self.refused(name, url, &refusal).into()),
         };
-        let body = response.into_body().into_with_config().limit(LISTING_BYTES_MAX).read_to_vec();
-        let body =
-            body.map_err(|error| Failure::Transient { reason: error.to_string(), retry_after: None })?;
-        Ok(Listing::parse(url, &body)?)
+        let body = response.into_body().into_with_config().limit(bytes_max).read_to_vec();
+        body.map_err(|error| Failure::Transient { reason: error.to_string(), retry_after: None })
     }
 
     /// The hub hides private models behind 401, so the advice depends on whether a token was sent.

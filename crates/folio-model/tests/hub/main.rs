@@ -122,6 +122,26 @@ fn a_cached_model_needs_no_network_and_a_pull_only_asks_what_is_new() {
 }
 
 #[test]
+fn a_configuration_alone_is_read_and_nothing_kept() {
+    let repo = Repo::from_fixture("llama3");
+    let config = repo.content("config.json").to_vec();
+    let server = Server::start(move |request| match (request.nth, &*request.path) {
+        (0, "/org/tiny/resolve/main/config.json") => Response::status(503),
+        (_, "/org/tiny/resolve/main/config.json") => Response::file(request, &config),
+        _ => Response::status(404),
+    });
+    let cache = tempfile::tempdir().unwrap();
+    let hub = hub(&server, cache.path());
+    let text = hub.config(&name()).unwrap();
+    assert!(folio_model::Config::parse("config.json", &text).is_ok());
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);
+    let missing = hub.config(&"org/other".parse().unwrap());
+    assert!(matches!(missing, Err(HubError::NotFound { .. })), "{missing:?}");
+    let offline = hub.with_offline(true).config(&name());
+    assert!(matches!(offline, Err(HubError::Offline { .. })), "{offline:?}");
+}
+
+#[test]
 fn resumes_after_every_broken_connection() {
     let repo = Repo::from_fixture("llama3");
     let serving = repo.clone();

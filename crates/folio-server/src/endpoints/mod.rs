@@ -10,5 +10,6 @@ pub(crate) mod prefixes;
 pub(crate) mod responses;
 pub(crate) mod routing;
 pub(crate) mod tokenize;
+pub(crate) mod trace;
 pub(crate) mod usage;
 pub(crate) mod why;

@@ -113,7 +113,15 @@ impl Generator {
         let meter = self.observability.meters.of(tenant);
         job.prompts.iter().for_each(|_| meter.request());
         let requested = self.observability.traces.as_ref().map(|_| Box::new(requested(&job, &flight)));
-        let begun = SubmittedRequest { id: &flight.request, asked: job.asked, hashes, submitted, requested };
+        let begun = SubmittedRequest {
+            id: &flight.request,
+            asked: job.asked,
+            hashes,
+            max_tokens: job.prompts.iter().map(|prompt| prompt.params.max_tokens).collect(),
+            answers: job.generation.n,
+            submitted,
+            requested,
+        };
         let record = self.observability.why.begin(tenant, begun);
         let driver = ResponseDriver::new(
             self.clone(),

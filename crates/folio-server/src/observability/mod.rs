@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod kv_events;
 pub mod metrics;
+pub(crate) mod recording;
 pub mod tenant_metrics;
 pub(crate) mod traces;
 pub(crate) mod usage;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use audit::Audit;
 use kv_events::Published;
 use metrics::Metrics;
+use recording::Recorder;
 use traces::Traces;
 use usage::Meters;
 use why::Why;
@@ -22,6 +24,8 @@ pub(crate) struct Observability {
     pub metrics: Metrics,
     pub meters: Arc<Meters>,
     pub why: Why,
+    /// Where traffic is recorded, when somebody asks for it.
+    pub recorder: Arc<Recorder>,
     pub audit: Option<Audit>,
     /// Where spans of requests go.
     pub traces: Option<Arc<Traces>>,

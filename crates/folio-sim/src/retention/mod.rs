@@ -101,19 +101,26 @@ impl Policy {
         }
     }
 
-    /// As it is before `trace`, which only the optimum may look at.
-    fn begin(self, trace: &BlockTrace, root: &Root) -> Box<dyn EvictionPolicy> {
-        match self {
-            Policy::Folio => Box::new(LearnedLifetimes::new(0.0)),
+    /// Of a cache whose deeper blocks cost so much more to compute ([`folio_kv::default_policy`]). `None`: it has to know the future.
+    pub fn online(self, depth_cost: f64) -> Option<Box<dyn EvictionPolicy>> {
+        Some(match self {
+            Policy::Folio => Box::new(LearnedLifetimes::new(depth_cost)),
             Policy::Lru => Box::new(LruLeafFirst::new()),
             Policy::Fifo => Box::new(rivals::Ranked::new(rivals::fifo)),
             Policy::Lfu => Box::new(rivals::Ranked::new(rivals::lfu)),
             Policy::S3Fifo => Box::new(rivals::S3Fifo::default()),
-            Policy::Min => Box::new(optimum::Min::new(trace.requests.iter().map(|ids| {
+            Policy::Min => return None,
+        })
+    }
+
+    /// As it is before `trace`, which only the optimum may look at.
+    fn begin(self, trace: &BlockTrace, root: &Root) -> Box<dyn EvictionPolicy> {
+        self.online(0.0).unwrap_or_else(|| {
+            Box::new(optimum::Min::new(trace.requests.iter().map(|ids| {
                 let hashes = BlockHashes::new(root, ids, 1);
                 hashes.iter(false).copied().collect::<Vec<_>>()
-            }))),
-        }
+            })))
+        })
     }
 }
 

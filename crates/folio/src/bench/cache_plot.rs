@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use folio_sim::retention::Policy;
 
 use super::cache::Row;
+use crate::svg::{begin, text};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 460.0;
@@ -42,10 +43,7 @@ pub(super) fn plot(rows: &[Row], total: f64) -> String {
         left + share * (WIDTH - left - right)
     };
     let y = |found: f64| HEIGHT - below - found / top * (HEIGHT - above - below);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-    );
+    let mut out = begin(WIDTH, HEIGHT);
     for mark in 0..=(top / step).round() as u32 {
         let at = y(f64::from(mark) * step);
         let end = WIDTH - right;
@@ -118,14 +116,6 @@ fn names(out: &mut String, curves: &[Curve], y: impl Fn(f64) -> f64) {
         );
         text(out, (to + 5.0, at + 4.0), "start", colour, &curve.name);
     }
-}
-
-fn text(out: &mut String, at: (f64, f64), anchor: &str, colour: &str, text: &str) {
-    let (x, y) = at;
-    let _ = writeln!(
-        out,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{colour}\">{text}</text>"
-    );
 }
 
 #[cfg(test)]

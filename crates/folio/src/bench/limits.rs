@@ -6,13 +6,14 @@
 //! measure.
 
 use folio_cpu::machine::Machine;
-use folio_model::LoadedModel;
-use folio_model::backend::DType;
+use folio_model::backend::{DType, GroupKind, KvGroup, KvLayout};
 use folio_model::config::{Feed, Mixer};
-use folio_server::why::Demand;
+use folio_model::{Config, LoadedModel};
+use folio_server::why::{Demand, StepShape};
 use serde::Serialize;
 
 /// What a model costs, from its configuration.
+#[derive(Clone, Debug)]
 pub struct Costs {
     /// Weights of all layers that a token is multiplied with, and of the output matrix.
     body: f64,
@@ -23,16 +24,30 @@ pub struct Costs {
     bytes_per_weight: f64,
     /// Weights are multiplied as integers.
     quantized: bool,
-    kv_bytes_per_token: f64,
+    kept: Vec<Kept>,
+}
+
+/// What the layers of a cache group keep, and do with it.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    /// Positions that a query sees; `None`: all.
+    window: Option<f64>,
+    bytes_per_token: f64,
     /// Multiply-adds of attention for one query and one key.
     attention: f64,
+    /// Of a sequence's state, which is read and written.
+    state_bytes: f64,
 }
 
 impl Costs {
     /// `weight_bytes`: what the backend holds.
     pub fn of(model: &LoadedModel, weight_bytes: u64) -> Self {
-        let bytes_per_weight = weight_bytes as f64 / model.parameters as f64;
-        let config = &model.config;
+        Self::new(&model.config, &model.kv_layout, model.parameters, weight_bytes)
+    }
+
+    /// The same of a model that nobody has loaded.
+    pub fn new(config: &Config, layout: &KvLayout, parameters: u64, weight_bytes: u64) -> Self {
+        let bytes_per_weight = weight_bytes as f64 / parameters as f64;
         let hidden = config.hidden as f64;
         let [attention, of_key] = config.attention_costs();
         let matrices = 1.0 + config.activation.inputs() as f64;
@@ -56,23 +71,35 @@ impl Costs {
             bytes_per_weight,
             // No plain type is smaller.
             quantized: bytes_per_weight < DType::F16.size() as f64 * 0.95,
-            kv_bytes_per_token: model.kv_layout.bytes_per_token() as f64,
-            attention: of_key * layers,
+            kept: layout.groups.iter().map(|group| Kept::of(group, of_key)).collect(),
         }
     }
 
     /// Decoding `batch` sequences of `depth` tokens, all in one step.
     pub fn decode(&self, machine: &Machine, batch: f64, depth: f64) -> Limit {
-        self.slower(machine, batch, self.step(batch, batch, batch * depth, batch * depth))
+        let seen = batch * depth;
+        let shape = StepShape {
+            rows: batch,
+            sequences: batch,
+            logit_rows: batch,
+            kv_positions: seen,
+            attention: seen,
+        };
+        self.slower(machine, batch, self.step(&shape))
     }
 
-    /// What one step needs.
-    pub fn step(&self, rows: f64, logit_rows: f64, kv_positions: f64, attention: f64) -> Demand {
-        Demand {
-            bytes: self.weights_of(rows) + kv_positions * self.kv_bytes_per_token,
+    /// What one step needs. Of layers with a window each sequence is taken to be as long as all of the step are in the mean.
+    pub fn step(&self, shape: &StepShape) -> Demand {
+        let StepShape { rows, logit_rows, .. } = *shape;
+        let mut demand = Demand {
+            bytes: self.weights_of(rows),
             weights: rows * self.body + logit_rows * self.head,
-            attention: attention * self.attention,
+            attention: 0.0,
+        };
+        for kept in &self.kept {
+            kept.add(shape, &mut demand);
         }
+        demand
     }
 
     /// Whether weights are multiplied as integers.
@@ -86,14 +113,16 @@ impl Costs {
     }
 
     /// The same of a step of some tokens.
-    fn weights_of(&self, tokens: f64) -> f64 {
+    pub fn weights_of(&self, tokens: f64) -> f64 {
         let chosen = 1.0 - (1.0 - self.share).powf(tokens);
         (self.body + self.head + self.experts * (chosen - self.share)) * self.bytes_per_weight
     }
 
     /// A prompt of `tokens`: only its last token needs logits.
     pub fn prefill(&self, machine: &Machine, tokens: f64) -> Limit {
-        self.slower(machine, tokens, self.step(tokens, 1.0, 0.0, tokens * (tokens + 1.0) / 2.0))
+        let attention = tokens * (tokens + 1.0) / 2.0;
+        let shape = StepShape { rows: tokens, sequences: 1.0, logit_rows: 1.0, kv_positions: 0.0, attention };
+        self.slower(machine, tokens, self.step(&shape))
     }
 
     /// Multiplications with quantized weights are of bytes, those of attention always f32.
@@ -109,6 +138,33 @@ impl Costs {
             bytes_per_token: step.bytes / tokens,
             multiply_adds_per_token: (step.weights + step.attention) / tokens,
         }
+    }
+}
+
+impl Kept {
+    fn of(group: &KvGroup, of_key: f64) -> Self {
+        let window = match group.kind {
+            GroupKind::Window { tokens } => Some(f64::from(tokens)),
+            GroupKind::Full | GroupKind::Latent { .. } | GroupKind::State { .. } => None,
+        };
+        let is_state = group.state_values().is_some();
+        Self {
+            window,
+            bytes_per_token: group.bytes_per_token() as f64,
+            attention: if is_state { 0.0 } else { of_key * group.layers() as f64 },
+            state_bytes: if is_state { group.bytes_per_block() as f64 } else { 0.0 },
+        }
+    }
+
+    fn add(&self, shape: &StepShape, demand: &mut Demand) {
+        let StepShape { rows, sequences, mut kv_positions, mut attention, .. } = *shape;
+        if let Some(window) = self.window {
+            // What the first of its rows sees, and the rows behind it.
+            kv_positions = kv_positions.min(sequences * window + rows);
+            attention = attention.min(rows * window);
+        }
+        demand.bytes += kv_positions * self.bytes_per_token + 2.0 * sequences * self.state_bytes;
+        demand.attention += attention * self.attention;
     }
 }
 
@@ -134,8 +190,7 @@ mod tests {
             share: 0.0,
             bytes_per_weight: 2.0,
             quantized: false,
-            kv_bytes_per_token: 10.0,
-            attention: 4.0,
+            kept: vec![Kept { window: None, bytes_per_token: 10.0, attention: 4.0, state_bytes: 0.0 }],
         }
     }
 
@@ -179,5 +234,18 @@ mod tests {
     fn a_prompt_needs_logits_once_and_attention_in_a_triangle() {
         let limit = costs().prefill(&machine(1e9, 2.0), 3.0);
         assert_eq!(limit.tokens_per_s, 3.0 / (3.0 * 900.0 + 100.0 + 6.0 * 4.0));
+    }
+
+    #[test]
+    fn windows_and_states_need_no_more_than_they_hold() {
+        let windowed = Kept { window: Some(50.0), bytes_per_token: 3.0, attention: 2.0, state_bytes: 0.0 };
+        let state = Kept { window: None, bytes_per_token: 0.0, attention: 0.0, state_bytes: 7.0 };
+        let costs = Costs { kept: [costs().kept, vec![windowed, state]].concat(), ..costs() };
+        // Two sequences at 100: one row each.
+        let shape =
+            StepShape { rows: 2.0, sequences: 2.0, logit_rows: 2.0, kv_positions: 200.0, attention: 200.0 };
+        let demand = costs.step(&shape);
+        assert_eq!(demand.bytes, 2000.0 + 200.0 * 10.0 + 102.0 * 3.0 + 2.0 * 2.0 * 7.0);
+        assert_eq!(demand.attention, 200.0 * 4.0 + 100.0 * 2.0);
     }
 }

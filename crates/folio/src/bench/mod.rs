@@ -1,5 +1,6 @@
 //! `folio bench`: the engine against the machine, and any server against the clock.
 
+pub(crate) mod arrivals;
 pub mod cache;
 mod cache_plot;
 pub mod claims;

@@ -23,6 +23,8 @@ pub enum BenchMode {
     Kv(Box<BenchKvArgs>),
     /// Retention policies on a recorded trace: how many KV blocks each finds again, beside the offline optimum
     Cache(Box<BenchCacheArgs>),
+    /// What `folio plan` says of loads that nothing was fitted to, beside what the engine does under them
+    Plan(Box<BenchPlanArgs>),
     /// What the field says of KV caches, batching, paging, tiers and speculation, each claim re-created on this machine
     Claims(Box<BenchClaimsArgs>),
 }
@@ -181,6 +183,31 @@ pub struct BenchEngineArgs {
     pub decode: u32,
     /// Times each figure is measured
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    folio doctor ./my-model --write-profile && folio bench plan ./my-model\n  \
+    folio bench plan --seconds 5 --repeat 1                     a short look\n\n\
+    Four kinds of traffic, each at 50 and 80 % of the knee that the plan names, and all at once for the knee itself: eight cells.\n\
+    Cells take turns, and medians over the turns are compared. The profile must have steps of this model in this form.")]
+pub struct BenchPlanArgs {
+    /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
+    pub model: Option<String>,
+    /// The profile [default: ~/.config/folio/machine.json]
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// How long each cell's requests keep coming
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Turns of all cells
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeat: u32,
     /// Print JSON instead of a table
     #[arg(long)]

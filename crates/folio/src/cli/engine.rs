@@ -224,6 +224,15 @@ pub struct Sizes {
     pub kv_cache_share: f64,
 }
 
+impl Sizes {
+    /// A GPU takes tens of times as many tokens in the time of a step, and nobody else lives in its memory.
+    pub fn of(gpu: bool) -> Self {
+        let (max_num_seqs, max_num_batched_tokens, max_prefill_while_decoding, kv_cache_share) =
+            if gpu { (256, 4096, 1024, 0.9) } else { (64, 512, 64, 0.5) };
+        Self { max_num_seqs, max_num_batched_tokens, max_prefill_while_decoding, kv_cache_share }
+    }
+}
+
 impl EngineArgs {
     /// Where there are no tenants, there are no secrets to seal with what is kept outside the process.
     pub fn refuse_tiers(&self) -> anyhow::Result<()> {
@@ -236,14 +245,16 @@ impl EngineArgs {
         Ok(())
     }
 
-    /// A GPU takes tens of times as many tokens in the time of a step, and nobody else lives in its memory.
+    /// What was asked for, else the device's.
     pub fn sizes(&self, gpu: bool) -> Sizes {
-        let (seqs, tokens, prefill, share) = if gpu { (256, 4096, 1024, 0.9) } else { (64, 512, 64, 0.5) };
+        let own = Sizes::of(gpu);
         Sizes {
-            max_num_seqs: self.max_num_seqs.unwrap_or(seqs),
-            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(tokens),
-            max_prefill_while_decoding: self.max_prefill_while_decoding.unwrap_or(prefill),
-            kv_cache_share: self.kv_cache_share.unwrap_or(share),
+            max_num_seqs: self.max_num_seqs.unwrap_or(own.max_num_seqs),
+            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(own.max_num_batched_tokens),
+            max_prefill_while_decoding: self
+                .max_prefill_while_decoding
+                .unwrap_or(own.max_prefill_while_decoding),
+            kv_cache_share: self.kv_cache_share.unwrap_or(own.kv_cache_share),
         }
     }
 }

@@ -4,8 +4,10 @@
 mod bench;
 mod engine;
 mod generate;
+mod plan;
 mod serve;
 mod tools;
+mod trace;
 mod values;
 
 use clap::{Parser, Subcommand};
@@ -14,8 +16,10 @@ use clap_complete::Shell;
 pub use bench::*;
 pub use engine::*;
 pub use generate::*;
+pub use plan::*;
 pub use serve::*;
 pub use tools::*;
+pub use trace::*;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -80,6 +84,13 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Show what this machine can do, measured for each number of threads, and how far a model can get on it
     Doctor(DoctorArgs),
+    /// Say what a model will do on a machine, before either is there: what fits, how fast, at which rate it tips over, what it costs
+    Plan(Box<PlanArgs>),
+    /// Record the traffic of a server, and run a recording again
+    Trace {
+        #[command(subcommand)]
+        action: TraceAction,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  \
         folio completions bash > ~/.local/share/bash-completion/completions/folio\n  \

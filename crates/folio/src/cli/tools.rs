@@ -151,7 +151,7 @@ pub struct ShowArgs {
     folio doctor                             read bandwidth, f32 and byte multiply rates, for each number of threads\n  \
     folio doctor model.Q4_0.gguf             and how far this model can get: its bytes and multiplications per token\n  \
     folio doctor ./my-model --quantize q4\n  \
-    folio doctor --write-profile             keep the limits, for a server to tell speeds by\n  \
+    folio doctor ./my-model --write-profile  keep the limits and what this model's steps take, for `folio plan` and for a server\n  \
     folio doctor --url http://host:8000      why that server is as fast as it is, and what it costs")]
 pub struct DoctorArgs {
     /// A model to load, whose limits are then told: a folder, a .gguf file, org/model[@revision][:QUANT], or `demo`
@@ -174,7 +174,8 @@ pub struct DoctorArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Also keep what was measured, for `folio serve` to tell speeds by [default file: ~/.config/folio/machine.json]
+    /// Also keep what was measured, for `folio serve` to tell speeds by, and what steps of MODEL (else of the built-in model) take, for
+    /// `folio plan`; models that were measured before stay [default file: ~/.config/folio/machine.json]
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub write_profile: Option<Option<PathBuf>>,
     /// Measure nothing: ask the Folio at this address why it is as fast as it is (`GET /v1/why`)

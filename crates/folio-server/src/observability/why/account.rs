@@ -18,6 +18,7 @@ use super::kind::RequestKind;
 use super::latencies::{Latencies, Latency};
 use super::prompts::Prompts;
 use crate::engine::Engine;
+use crate::observability::recording::{RecordedAnswer, Recorder};
 use crate::observability::traces::{Requested, TracedOutcome, Traces};
 use crate::tenancy::tenant::Tenant;
 
@@ -221,6 +222,9 @@ pub(crate) struct SubmittedRequest<'a> {
     pub asked: RequestKind,
     /// Of each prompt that the engine got, by its place.
     pub hashes: Vec<(usize, BlockHashes)>,
+    /// Of all prompts, by their places: the most tokens of an answer. And answers of each.
+    pub max_tokens: Vec<u32>,
+    pub answers: u32,
     pub submitted: Micros,
     /// Where it is told of in a trace.
     pub requested: Option<Box<Requested>>,
@@ -233,6 +237,7 @@ pub(super) struct RecordParts {
     pub prompts: Arc<Prompts>,
     pub latencies: Arc<Latencies>,
     pub traces: Option<Arc<Traces>>,
+    pub recorder: Arc<Recorder>,
 }
 
 /// One request while it is followed: what becomes of it, for its tenant's sums and for itself.
@@ -240,6 +245,9 @@ pub(crate) struct RequestRecord {
     parts: RecordParts,
     facts: Arc<Mutex<RequestFacts>>,
     hashes: Vec<(usize, BlockHashes)>,
+    max_tokens: Vec<u32>,
+    /// Of each prompt: tokens that were found.
+    cached: Vec<u32>,
     /// Of each choice.
     answers: Vec<Vec<u32>>,
     requested: Option<Box<Requested>>,
@@ -248,7 +256,7 @@ pub(crate) struct RequestRecord {
 impl RequestRecord {
     pub(super) fn new(
         parts: RecordParts,
-        SubmittedRequest { id, asked, hashes, submitted, requested }: SubmittedRequest<'_>,
+        SubmittedRequest { id, asked, hashes, max_tokens, answers, submitted, requested }: SubmittedRequest<'_>,
         target: Duration,
     ) -> Self {
         let facts = Arc::new(Mutex::new(RequestFacts {
@@ -275,13 +283,15 @@ impl RequestRecord {
             over: false,
         }));
         parts.account.spend(submitted, |spent| spent.requests += 1);
+        parts.recorder.submitted(hashes.len() as u64 * u64::from(answers));
         let mut inner = parts.account.inner.lock();
         if inner.records.len() == RECORDS_MAX {
             inner.records.pop_front();
         }
         inner.records.push_back(facts.clone());
         drop(inner);
-        Self { parts, facts, hashes, answers: Vec::new(), requested }
+        let cached = vec![0; max_tokens.len()];
+        Self { parts, facts, hashes, max_tokens, cached, answers: Vec::new(), requested }
     }
 
     fn spend(&self, what: impl FnOnce(&mut Spending)) {
@@ -297,7 +307,10 @@ impl RequestRecord {
     }
 
     /// A prompt was computed, which took so much of steps.
-    pub fn prompt(&self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
+    pub fn prompt(&mut self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
+        if let Some(found) = self.cached.get_mut(place) {
+            *found = cached;
+        }
         let RecordParts { account, engine, prompts, .. } = &self.parts;
         let (tokens, us, now) = (prompt.len() as u64, f64::from(us), engine.now());
         if let Some(hashes) = self.hashes(place) {
@@ -326,6 +339,31 @@ impl RequestRecord {
         let mut facts = self.facts.lock();
         facts.output_tokens += 1;
         facts.output_us += us;
+    }
+
+    /// Where traffic is recorded, an answer of a prompt ended.
+    fn record(
+        &self,
+        (place, prompt): (usize, &Arc<[u32]>),
+        hashes: &BlockHashes,
+        answer: &[u32],
+        (reason, timing): (FinishReason, &Timing),
+    ) {
+        let RecordParts { account, recorder, .. } = &self.parts;
+        if !recorder.is_on() {
+            return;
+        }
+        recorder.ended(RecordedAnswer {
+            tenant: account.tenant,
+            submitted: timing.arrived,
+            hashes: hashes.clone(),
+            prompt: prompt.clone(),
+            cached_tokens: self.cached.get(place).copied().unwrap_or(0),
+            max_tokens: self.max_tokens.get(place).copied().unwrap_or(0),
+            answer: answer.to_vec(),
+            reason,
+            timing: *timing,
+        });
     }
 
     /// The first token of an answer came so long after the request. Of several answers the first counts.
@@ -366,14 +404,16 @@ impl RequestRecord {
         timing: &Timing,
     ) {
         self.count_times(choice, timing);
-        if let (Some(mut answer), Some(hashes)) =
-            (self.answers.get_mut(choice).map(std::mem::take), self.hashes(place))
-        {
-            // The last token is never computed.
-            answer.pop();
-            let block = hashes.block_tokens() as usize;
-            if (prompt.len() + answer.len()) / block > prompt.len() / block {
-                self.parts.prompts.answer(hashes, prompt.clone(), answer);
+        let answer = self.answers.get_mut(choice).map(std::mem::take);
+        if let Some(hashes) = self.hashes(place) {
+            self.record((place, prompt), &hashes, answer.as_deref().unwrap_or_default(), (reason, timing));
+            if let Some(mut answer) = answer {
+                // The last token is never computed.
+                answer.pop();
+                let block = hashes.block_tokens() as usize;
+                if (prompt.len() + answer.len()) / block > prompt.len() / block {
+                    self.parts.prompts.answer(hashes, prompt.clone(), answer);
+                }
             }
         }
         let us = f64::from(timing.us);

@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::engine::Engine;
+use crate::observability::recording::Recorder;
 use crate::observability::traces::Traces;
 use crate::tenancy::tenant::Tenant;
 use account::{Account, RecordParts};
@@ -58,16 +59,18 @@ pub(crate) struct Why {
     prompts: Arc<Prompts>,
     latencies: Arc<Latencies>,
     traces: Option<Arc<Traces>>,
+    recorder: Arc<Recorder>,
     accounts: Mutex<HashMap<TenantId, Arc<Account>>>,
 }
 
 impl Why {
-    /// `context_tokens`: of the longest sequence. `traces`: where a request's record goes at its end.
+    /// `context_tokens`: of the longest sequence. `traces` and `recorder`: where a request's record goes at its end.
     pub fn new(
         engine: Arc<dyn Engine>,
         context_tokens: u32,
         config: WhyConfig,
         traces: Option<Arc<Traces>>,
+        recorder: Arc<Recorder>,
     ) -> Self {
         Self {
             engine,
@@ -77,6 +80,7 @@ impl Why {
             prompts: Arc::new(Prompts::new()),
             latencies: Arc::default(),
             traces,
+            recorder,
             accounts: Mutex::default(),
         }
     }
@@ -124,6 +128,7 @@ impl Why {
             prompts: self.prompts.clone(),
             latencies: self.latencies.clone(),
             traces: self.traces.clone(),
+            recorder: self.recorder.clone(),
         };
         RequestRecord::new(parts, request, target)
     }

@@ -17,11 +17,26 @@ pub trait StepCosts: Send + Sync {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepShape {
     pub rows: f64,
+    pub sequences: f64,
     pub logit_rows: f64,
     /// Positions whose KV is read.
     pub kv_positions: f64,
     /// Pairs of a row and a position that it sees.
     pub attention: f64,
+}
+
+impl StepShape {
+    /// The mean of at least one step.
+    pub fn mean(work: &StepWork) -> Self {
+        let each = |of: u64| of as f64 / work.steps as f64;
+        Self {
+            rows: each(work.rows()),
+            sequences: each(work.sequences),
+            logit_rows: each(work.logit_rows),
+            kv_positions: each(work.kv_positions),
+            attention: each(work.attention),
+        }
+    }
 }
 
 /// What a step needs.
@@ -62,14 +77,7 @@ impl Roofline {
         if work.steps == 0 || us == 0 {
             return None;
         }
-        let each = |of: u64| of as f64 / work.steps as f64;
-        let shape = StepShape {
-            rows: each(work.rows()),
-            logit_rows: each(work.logit_rows),
-            kv_positions: each(work.kv_positions),
-            attention: each(work.attention),
-        };
-        let demand = self.costs.demand(&shape);
+        let demand = self.costs.demand(&StepShape::mean(work));
         let seconds = us as f64 / 1e6 / work.steps as f64;
         let rates = &self.rates;
         let multiplying =

@@ -1,0 +1,263 @@
+//! A recording of the traffic, which Perfetto opens and `folio trace replay` runs again: what is behind `GET /v1/trace`.
+//!
+//! Owns: what is told of requests and steps while somebody records. Must never: tell of a text, of a token, or of anything by which one
+//! recording could be joined with another: of contents only which are equal within the recording is told, tenants are numbers. While nobody
+//! records, an answer's end costs one look at a flag.
+//!
+//! What a request was comes with its end, over a bounded queue, to a thread that numbers its blocks (`blocks`); what finds no room is left
+//! out and counted. Steps are the differences of the engine's snapshot, taken every [`SAMPLED_EVERY`]. Bounded: one recording at a time,
+//! [`SECONDS_MAX`], [`REQUESTS_MAX`] answers, and as many different blocks as `blocks` keeps.
+
+mod blocks;
+mod file;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use folio_engine::request::Timing;
+use folio_engine::{EngineStats, FinishReason, Micros, SchedulerConfig, Work};
+use folio_kv::{BlockHashes, TenantId};
+use parking_lot::Mutex;
+
+use crate::engine::Engine;
+use blocks::{BlockNumbers, Numbered};
+
+/// The longest recording.
+pub(crate) const SECONDS_MAX: u64 = 600;
+/// Answers of one recording.
+const REQUESTS_MAX: usize = 50_000;
+/// Between two samples of the engine's snapshot.
+const SAMPLED_EVERY: Duration = Duration::from_millis(50);
+/// Answers on their way to the thread.
+const WAITING_MAX: usize = 1024;
+
+/// An answer that ended, one of perhaps several of its request.
+pub(crate) struct RecordedAnswer {
+    pub tenant: TenantId,
+    /// When its request was handed to the engine.
+    pub submitted: Micros,
+    pub hashes: BlockHashes,
+    pub prompt: Arc<[u32]>,
+    pub cached_tokens: u32,
+    /// What was asked for.
+    pub max_tokens: u32,
+    /// All tokens; the last was not computed.
+    pub answer: Vec<u32>,
+    pub reason: FinishReason,
+    pub timing: Timing,
+}
+
+/// See the module documentation.
+pub(crate) struct Recorder {
+    engine: Arc<dyn Engine>,
+    /// Somebody records.
+    on: AtomicBool,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    sender: SyncSender<RecordedAnswer>,
+    from: Micros,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Requests that were submitted, and answers that were not recorded for want of room.
+    submitted: AtomicU64,
+    left_out: AtomicU64,
+}
+
+/// Somebody else records.
+#[derive(Debug)]
+pub(crate) struct Busy;
+
+/// The engine's snapshot at one time.
+#[derive(Clone, Copy)]
+struct Sample {
+    at: Micros,
+    work: Work,
+    running: u32,
+    waiting: u32,
+    active_blocks: u32,
+    cached_blocks: u32,
+}
+
+impl Sample {
+    fn of(stats: &EngineStats, at: Micros) -> Self {
+        Self {
+            at,
+            work: stats.work,
+            running: stats.running,
+            waiting: stats.waiting.iter().map(|(_, count)| count).sum(),
+            active_blocks: stats.cache.active_blocks,
+            cached_blocks: stats.cache.cached_blocks,
+        }
+    }
+}
+
+/// What a recording's file is made of.
+pub(crate) struct Recording {
+    from: Micros,
+    to: Micros,
+    limits: SchedulerConfig,
+    blocks: u32,
+    block_tokens: u32,
+    bytes_per_block: u64,
+    submitted: u64,
+    left_out: u64,
+    answers: Vec<NumberedAnswer>,
+    samples: Vec<Sample>,
+}
+
+/// An answer without its texts.
+struct NumberedAnswer {
+    tenant: u32,
+    submitted: Micros,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    output_tokens: u32,
+    max_tokens: u32,
+    reason: FinishReason,
+    timing: Timing,
+    numbered: Numbered,
+}
+
+impl Recorder {
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        Self { engine, on: AtomicBool::new(false), running: Mutex::default() }
+    }
+
+    /// Whether to tell of what ends ([`Recorder::ended`]).
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// A request was handed to the engine, for so many answers.
+    pub fn submitted(&self, answers: u64) {
+        if self.is_on()
+            && let Some(running) = &*self.running.lock()
+        {
+            running.counts.submitted.fetch_add(answers, Ordering::Relaxed);
+        }
+    }
+
+    /// An answer ended. What was there before the recording is not part of it.
+    pub fn ended(&self, answer: RecordedAnswer) {
+        let running = self.running.lock();
+        let Some(running) = running.as_ref().filter(|running| answer.submitted >= running.from) else { return };
+        if let Err(TrySendError::Full(_)) = running.sender.try_send(answer) {
+            running.counts.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Records for so long. Dropped, it ends.
+    pub async fn record(self: &Arc<Self>, duration: Duration) -> Result<Recording, Busy> {
+        let (mut guard, thread) = self.begin()?;
+        let (from, counts) = (guard.from, guard.counts.clone());
+        let to = Micros(from.0 + duration.as_micros() as u64);
+        let mut samples = vec![self.sample()];
+        loop {
+            let now = self.engine.now();
+            if now >= to {
+                break;
+            }
+            let left = Duration::from_micros(to.0 - now.0);
+            tokio::time::sleep(left.min(SAMPLED_EVERY)).await;
+            samples.push(self.sample());
+        }
+        guard.end();
+        // The thread ends with what is on its way.
+        let numbered = tokio::task::spawn_blocking(move || thread.join().unwrap_or_default()).await;
+        let (answers, left_out) = numbered.unwrap_or_default();
+        let stats = self.engine.stats();
+        Ok(Recording {
+            from,
+            to,
+            limits: self.engine.limits().cloned().unwrap_or_default(),
+            blocks: stats.cache.blocks,
+            block_tokens: stats.cache.block_tokens,
+            bytes_per_block: stats.cache.bytes_per_block,
+            submitted: counts.submitted.load(Ordering::Relaxed),
+            left_out: counts.left_out.load(Ordering::Relaxed) + left_out,
+            answers,
+            samples,
+        })
+    }
+
+    fn sample(&self) -> Sample {
+        Sample::of(&self.engine.stats(), self.engine.now())
+    }
+
+    fn begin(self: &Arc<Self>) -> Result<(Guard, JoinHandle<(Vec<NumberedAnswer>, u64)>), Busy> {
+        let mut running = self.running.lock();
+        if running.is_some() {
+            return Err(Busy);
+        }
+        let (sender, receiver) = sync_channel(WAITING_MAX);
+        let thread = std::thread::Builder::new().name("folio-record".into());
+        let thread = thread.spawn(move || number(&receiver)).map_err(|error| {
+            tracing::warn!(%error, "nothing is recorded: the thread could not be started");
+            Busy
+        })?;
+        let (from, counts) = (self.engine.now(), Arc::new(Counts::default()));
+        *running = Some(Running { sender, from, counts: counts.clone() });
+        self.on.store(true, Ordering::Relaxed);
+        Ok((Guard { recorder: self.clone(), from, counts, over: false }, thread))
+    }
+}
+
+/// Ends a recording, whatever becomes of whoever asked for it.
+struct Guard {
+    recorder: Arc<Recorder>,
+    from: Micros,
+    counts: Arc<Counts>,
+    over: bool,
+}
+
+impl Guard {
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.over, true) {
+            self.recorder.on.store(false, Ordering::Relaxed);
+            *self.recorder.running.lock() = None;
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Takes the texts off what comes, until nobody sends any more. With how many there was no room for.
+fn number(receiver: &Receiver<RecordedAnswer>) -> (Vec<NumberedAnswer>, u64) {
+    let (mut blocks, mut answers, mut left_out) = (BlockNumbers::default(), Vec::new(), 0);
+    while let Ok(answer) = receiver.recv() {
+        let output_tokens = answer.answer.len() as u32;
+        let computed = &answer.answer[..answer.answer.len().saturating_sub(1)];
+        let numbered = match answers.len() < REQUESTS_MAX {
+            true => blocks.number(answer.tenant, answer.hashes, &answer.prompt, computed),
+            false => None,
+        };
+        let Some(numbered) = numbered else {
+            left_out += 1;
+            continue;
+        };
+        answers.push(NumberedAnswer {
+            tenant: blocks.tenant(answer.tenant),
+            submitted: answer.submitted,
+            prompt_tokens: answer.prompt.len() as u32,
+            cached_tokens: answer.cached_tokens,
+            output_tokens,
+            max_tokens: answer.max_tokens,
+            reason: answer.reason,
+            timing: answer.timing,
+            numbered,
+        });
+    }
+    (answers, left_out)
+}
