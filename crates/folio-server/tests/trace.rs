@@ -98,7 +98,7 @@ async fn a_recording_opens_in_perfetto() {
     .await;
     let file: Value = serde_json::from_str(&text).expect("JSON");
     let events = file["traceEvents"].as_array().expect("Chrome's trace events");
-    let of = |category: &str| events.iter().filter(move |event| event["cat"] == category);
+    let of = |category: &'static str| events.iter().filter(move |event| event["cat"] == category);
     // Every event has what its phase needs.
     for event in events {
         assert!(event["name"].is_string() && event["pid"].is_u64() && event["tid"].is_u64(), "{event}");

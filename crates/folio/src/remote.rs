@@ -31,7 +31,13 @@ pub fn get(url: &str, key: Option<&str>, path: &str, query: &[(&str, &str)]) -> 
 }
 
 /// The text of at most so many bytes that a server says at `path` below `/v1`, however long that takes.
-pub fn text(url: &str, key: Option<&str>, path: &str, query: &[(&str, &str)], bytes_max: u64) -> Result<String> {
+pub fn text(
+    url: &str,
+    key: Option<&str>,
+    path: &str,
+    query: &[(&str, &str)],
+    bytes_max: u64,
+) -> Result<String> {
     let url = format!("{}/{path}", base_url(url));
     let mut response = send(&agent(), &url, key, query)?;
     let status = response.status();

@@ -36,7 +36,8 @@ const LLAMA: &str = "layers=32,hidden=4096,heads=32,intermediate=11008,vocab=320
 
 #[test]
 fn a_plan_of_a_shape_on_a_published_machine_is_a_range() {
-    let plan = plan(&[LLAMA, "--machine", "h100", "--max-num-seqs", "64", "--rate", "0.1", "--price-per-hour", "3"]);
+    let plan =
+        plan(&[LLAMA, "--machine", "h100", "--max-num-seqs", "64", "--rate", "0.1", "--price-per-hour", "3"]);
     assert_eq!(plan["kv"]["bytes_per_token"], json!(512 << 10));
     assert_eq!(plan["kv"]["by_formula"], json!(512 << 10));
     assert_eq!(plan["model"]["parameters"], json!(6_738_415_616u64));
@@ -68,7 +69,17 @@ fn a_plan_is_told_in_words_and_drawn() {
     let folder = tempfile::tempdir().expect("folder");
     let file = folder.path().join("plan.svg");
     let text = stdout(&[
-        "plan", LLAMA, "--machine", "h200", "--max-num-seqs", "8", "--shared-prefixes", "2", "--prefix-len", "200", "--plot",
+        "plan",
+        LLAMA,
+        "--machine",
+        "h200",
+        "--max-num-seqs",
+        "8",
+        "--shared-prefixes",
+        "2",
+        "--prefix-len",
+        "200",
+        "--plot",
         file.to_str().expect("text"),
     ]);
     for part in [
@@ -92,7 +103,10 @@ fn a_plan_is_told_in_words_and_drawn() {
 fn what_cannot_be_planned_is_refused_with_numbers() {
     let refused = |arguments: &[&str]| refusal(&[&["plan"], arguments].concat());
     let small = refused(&[LLAMA, "--machine", "groq"]);
-    assert!(small.contains("12.6 GiB") && small.contains("GroqChip 1") && small.contains("--devices"), "{small}");
+    assert!(
+        small.contains("12.6 GiB") && small.contains("GroqChip 1") && small.contains("--devices"),
+        "{small}"
+    );
     let long = refused(&[LLAMA, "--machine", "h100", "--prompt", "5000"]);
     assert!(long.contains("5128") && long.contains("4096"), "{long}");
     assert!(refused(&["./nothing", "--machine", "h100"]).contains("layers=32"));
@@ -115,13 +129,29 @@ fn a_model_that_was_measured_has_one_end_and_is_held_against_the_engine() {
     let other = plan(&[&["demo", "--machine", file, "--weights", "f32"][..], &small].concat());
     assert_eq!(other["steps"]["measured"], json!(false));
     let report = stdout(&[
-        "bench", "plan", "--profile", file, "--threads", "1", "--max-num-seqs", "4", "--seconds", "1", "--repeat", "1", "--json",
+        "bench",
+        "plan",
+        "--profile",
+        file,
+        "--threads",
+        "1",
+        "--max-num-seqs",
+        "4",
+        "--seconds",
+        "1",
+        "--repeat",
+        "1",
+        "--json",
     ]);
     let report: Value = serde_json::from_str(&report).expect("JSON");
     let cells = report["cells"].as_array().expect("cells");
     // Four kinds of traffic: a knee, and three figures at each of two loads.
     assert_eq!(cells.len(), 4 * (1 + 2 * 3), "{report}");
-    assert!(cells.iter().all(|cell| cell["planned"].as_f64() > Some(0.0) && cell["measured"].as_f64() > Some(0.0)));
+    assert!(
+        cells
+            .iter()
+            .all(|cell| cell["planned"].as_f64() > Some(0.0) && cell["measured"].as_f64() > Some(0.0))
+    );
     assert_eq!(report["bounds"].as_array().map(Vec::len), Some(4));
 }
 

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::curve::StepCurve;
 use super::load::{at_once, knee};
 use super::machine::Machine;
-use super::parallel::each;
 use super::model::{PlannedModel, WeightFormat};
+use super::parallel::each;
 use super::setup::{Choice, Setup};
 use super::traffic::Traffic;
 

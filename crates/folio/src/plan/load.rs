@@ -87,13 +87,7 @@ fn requests(at_once: u32, traffic: &Traffic) -> usize {
 
 impl Case {
     /// At these shares of the knee, and these rates. `at_once`: sequences that run together.
-    pub fn of(
-        world: &World,
-        traffic: &Traffic,
-        at_once: u32,
-        shares: &[f64],
-        rates: &[f64],
-    ) -> Result<Self> {
+    pub fn of(world: &World, traffic: &Traffic, at_once: u32, shares: &[f64], rates: &[f64]) -> Result<Self> {
         let (curve, knee) = (&world.cost, knee(world, traffic, at_once)?);
         let (prompt, output, _) = traffic.lengths();
         let depth = (prompt + output / 2.0) as u64;

@@ -8,7 +8,8 @@ const THREADS_MAX: usize = 8;
 
 /// What `work` makes of each item.
 pub fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS_MAX).min(items.len());
+    let threads =
+        std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS_MAX).min(items.len());
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -36,7 +37,10 @@ mod tests {
     #[test]
     fn results_come_in_the_order_of_their_items() {
         let items: Vec<u64> = (0..100).collect();
-        assert_eq!(each(&items, |item| item * item), items.iter().map(|item| item * item).collect::<Vec<_>>());
+        assert_eq!(
+            each(&items, |item| item * item),
+            items.iter().map(|item| item * item).collect::<Vec<_>>()
+        );
         assert!(each(&[] as &[u64], |item| *item).is_empty());
     }
 }

@@ -275,8 +275,7 @@ pub fn load_table(cases: &[Case]) -> String {
     ];
     let points = cases.first().map_or(0, |case| case.points.len());
     let row = |index: usize| {
-        let points: Vec<&LoadPoint> =
-            cases.iter().filter_map(|case| case.points.get(index)).collect();
+        let points: Vec<&LoadPoint> = cases.iter().filter_map(|case| case.points.get(index)).collect();
         let of = |figure: &dyn Fn(&LoadPoint) -> f64| {
             points.iter().map(|point| number(figure(point))).collect::<Vec<_>>().join(" to ")
         };
