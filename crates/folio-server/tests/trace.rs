@@ -50,7 +50,8 @@ async fn what_was_recorded_comes_out_the_same_in_the_simulator() {
         }
         // A second turn: what was said is part of the prompt.
         let said = client.complete(json!({"prompt": first, "max_tokens": 40, "seed": 5})).await.json();
-        let turn = format!("{first}{} And on it goes.", said["choices"][0]["text"].as_str().unwrap_or_default());
+        let turn =
+            format!("{first}{} And on it goes.", said["choices"][0]["text"].as_str().unwrap_or_default());
         told.push((said["usage"].clone(), 1));
         let reply = client.complete(json!({"prompt": turn, "max_tokens": 5})).await.json();
         told.push((reply["usage"].clone(), 1));
@@ -74,7 +75,11 @@ async fn what_was_recorded_comes_out_the_same_in_the_simulator() {
     let cache = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: 1 << 20 };
     // Each is over before the next comes, as it was.
     let cost = CostModel { step_us: 1.0, token_us: 0.0, context_us_per_1k: 0.0 };
-    let config = ReplayConfig { policy: Policy::Folio, depth_cost: 0.01, ..ReplayConfig::new(limits(), cache, cost, 512) };
+    let config = ReplayConfig {
+        policy: Policy::Folio,
+        depth_cost: 0.01,
+        ..ReplayConfig::new(limits(), cache, cost, 512)
+    };
     let replay = replay_in_full(&trace.traffic(), &config).expect("valid limits");
     assert_eq!(replay.report.requests, trace.requests.len() as u64);
     assert_eq!(replay.report.generated_tokens, recorded(|request| request.output_tokens));
@@ -83,7 +88,11 @@ async fn what_was_recorded_comes_out_the_same_in_the_simulator() {
         let (was, is) = (request.cached_tokens, served.cached_tokens);
         // Answers of one request share its prompt, which counts once there and is found here.
         let twin = trace.requests.iter().filter(|other| other.arrived == request.arrived).count() > 1;
-        assert!(was / 16 == is / 16 || twin, "{was} of {} tokens were cached, {is} are", request.prompt_tokens);
+        assert!(
+            was / 16 == is / 16 || twin,
+            "{was} of {} tokens were cached, {is} are",
+            request.prompt_tokens
+        );
     }
     engine.stop();
 }
@@ -135,7 +144,10 @@ async fn it_is_the_operators_and_one_at_a_time() {
     let client = Client::with(config, app(Arc::new(engine.clone())));
     assert_eq!(client.get("/v1/trace").await.status.as_u16(), 401);
     let refused = client.key("k1").get("/v1/trace").await;
-    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (403, &json!("insufficient_scope")));
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json()["error"]["code"]),
+        (403, &json!("insufficient_scope"))
+    );
     assert_eq!(client.admin("k1").get("/v1/trace").await.status.as_u16(), 401);
     let operator = client.admin("op");
     for wrong in ["seconds=0", "seconds=601", "seconds=x", "minutes=1", "seconds=1&seconds=2"] {

@@ -233,14 +233,18 @@ impl RecordedRequest {
         };
         let (found, more) = (count(&args.prompt_blocks)?, count(&args.output_blocks)?);
         if found != u64::from(full) {
-            return Err(format!("{found} blocks of {size} for a prompt of {prompt_tokens} tokens, which has {full}"));
+            return Err(format!(
+                "{found} blocks of {size} for a prompt of {prompt_tokens} tokens, which has {full}"
+            ));
         }
         let most = (u64::from(prompt_tokens) + u64::from(output_tokens)) / u64::from(size) - u64::from(full);
         if more > most {
             return Err(format!("{more} blocks behind the prompt's, where there is room for {most}"));
         }
         if args.prompt_tail.is_some() != !prompt_tokens.is_multiple_of(size) {
-            return Err(format!("a prompt of {prompt_tokens} tokens in blocks of {size} has its end, or none"));
+            return Err(format!(
+                "a prompt of {prompt_tokens} tokens in blocks of {size} has its end, or none"
+            ));
         }
         let arrived = micros("ts", event.ts)?;
         Ok(Self {
@@ -284,8 +288,10 @@ impl Texts {
         let numbers = |runs: &[(u32, u32)]| -> Vec<u32> {
             runs.iter().flat_map(|(first, count)| *first..*first + *count).collect()
         };
-        let mut prompt: Vec<u32> =
-            numbers(&request.prompt_blocks).into_iter().flat_map(|number| self.block(number).to_vec()).collect();
+        let mut prompt: Vec<u32> = numbers(&request.prompt_blocks)
+            .into_iter()
+            .flat_map(|number| self.block(number).to_vec())
+            .collect();
         let full = prompt.len();
         // A tail's number is nobody else's.
         let tail = request.prompt_tail.map_or(0, u64::from);
@@ -383,8 +389,7 @@ mod tests {
         let mut huge = request(0, 40, json!([[0, 2]]), Some(5));
         huge["args"]["output_tokens"] = (1u64 << 40).into();
         assert!(one(huge).contains("output_tokens is 1099511627776"));
-        let bomb: Vec<Value> =
-            (0..9).map(|_| request(0, 1 << 24, json!([[0, 1 << 20]]), None)).collect();
+        let bomb: Vec<Value> = (0..9).map(|_| request(0, 1 << 24, json!([[0, 1 << 20]]), None)).collect();
         assert!(wrong(about(), bomb.into()).contains("at most 67108864"));
         let text = json!({"otherData": about(), "traceEvents": []}).to_string();
         for cut in [0, 1, text.len() / 2, text.len() - 1] {
