@@ -241,7 +241,7 @@ impl RecordedRequest {
         if more > most {
             return Err(format!("{more} blocks behind the prompt's, where there is room for {most}"));
         }
-        if args.prompt_tail.is_some() != !prompt_tokens.is_multiple_of(size) {
+        if args.prompt_tail.is_some() == prompt_tokens.is_multiple_of(size) {
             return Err(format!(
                 "a prompt of {prompt_tokens} tokens in blocks of {size} has its end, or none"
             ));

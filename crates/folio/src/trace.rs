@@ -11,7 +11,9 @@ const BYTES_MAX: u64 = 128 << 20;
 pub fn record(args: &TraceRecordArgs) -> Result<()> {
     eprintln!("recording for {} s ...", args.seconds);
     let (key, seconds) = (args.api_key.as_deref(), args.seconds.to_string());
-    let text = remote::text(&args.url, key, "trace", &[("seconds", &seconds)], BYTES_MAX)?;
+    let query = args.model.iter().map(|model| ("model", &**model)).chain([("seconds", &*seconds)]);
+    let query: Vec<_> = query.collect();
+    let text = remote::text(&args.url, key, "trace", &query, BYTES_MAX)?;
     // What is no trace is not kept as one.
     let trace = folio_sim::recorded::RecordedTrace::read(text.as_bytes())
         .with_context(|| format!("what {} answered", args.url))?;

@@ -11,7 +11,7 @@ use crate::http::Shared;
 use crate::http::reply::{Reply, json_response};
 use crate::load::Load;
 use crate::observability::Observability;
-use crate::observability::recording::{Busy, SECONDS_MAX};
+use crate::observability::recording::{NotRecorded, SECONDS_MAX};
 use crate::tenancy::Tenancy;
 use crate::tenancy::keys::Scope;
 use crate::tenancy::tenant::Tenant;
@@ -44,14 +44,21 @@ pub(crate) async fn all(
     uri: Uri,
 ) -> Reply {
     let seconds = asked(&uri)?;
-    let recording = observability.recorder.record(Duration::from_secs(seconds)).await.map_err(|Busy| {
-        ApiError {
-            code: Some("recording"),
-            ..ApiError::new(409, "invalid_request_error", "Somebody records already; there is one recording at a time.")
-        }
-    })?;
+    let recording = observability.recorder.record(Duration::from_secs(seconds)).await.map_err(refused)?;
     let file = load.off_thread(NOBODY, FILE_BYTES, move || Ok(recording.json(served.name())));
     Ok(json_response(file.await?))
+}
+
+fn refused(why: NotRecorded) -> ApiError {
+    match why {
+        NotRecorded::Busy => {
+            let message = "Somebody records already; there is one recording at a time.";
+            ApiError { code: Some("recording"), ..ApiError::new(409, "invalid_request_error", message) }
+        }
+        NotRecorded::Thread(error) => {
+            ApiError::new(503, "server_error", format!("Nothing is recorded, for its thread could not be started: {error}."))
+        }
+    }
 }
 
 fn asked(uri: &Uri) -> Result<u64, ApiError> {

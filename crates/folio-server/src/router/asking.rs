@@ -158,7 +158,7 @@ pub(super) async fn by_query(State(state): State<RouterState>, head: Head) -> Re
     answer.map_err(|error| lost(&state, model, &error).into())
 }
 
-/// A stream that ends with its process, and does not keep it: else a page that is left open would keep its model loaded.
+/// An answer that takes long, ends with its process, and does not keep it: else a page that is left open would keep its model loaded.
 pub(super) async fn watched_by_query(State(state): State<RouterState>, head: Head) -> Reply {
     let (process, head) = named_in_query(&state, head)?;
     watch(&state, process.model(), process.socket(), head).await

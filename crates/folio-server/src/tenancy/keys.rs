@@ -36,7 +36,7 @@ pub enum Scope {
     Cache,
     /// `/v1/files`, `/v1/batches`
     Batch,
-    /// `/v1/usage*`, `/v1/why`
+    /// `/v1/usage*`, `/v1/why*`, `/v1/trace`
     Usage,
     /// The admin listener. Not among the default ones.
     Admin,
@@ -65,7 +65,7 @@ impl Scope {
         match path {
             _ if under("/v1/cache") => Self::Cache,
             _ if under("/v1/files") || under("/v1/batches") => Self::Batch,
-            _ if under("/v1/usage") || under("/v1/why") => Self::Usage,
+            _ if under("/v1/usage") || under("/v1/why") || under("/v1/trace") => Self::Usage,
             "/api/delete" => Self::Admin,
             _ => Self::Generate,
         }
@@ -542,6 +542,7 @@ mod tests {
             ("/v1/batches/b/cancel", Scope::Batch),
             ("/v1/usage/records", Scope::Usage),
             ("/v1/why", Scope::Usage),
+            ("/v1/trace", Scope::Usage),
         ] {
             assert_eq!(Scope::of(path), scope, "{path}");
         }

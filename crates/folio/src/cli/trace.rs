@@ -33,6 +33,9 @@ pub struct TraceRecordArgs {
     /// Key to send
     #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<Secret>,
+    /// Of a server of several models: whose traffic
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
     /// How long to record
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,

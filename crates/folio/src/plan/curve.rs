@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn noise_never_makes_more_rows_cheaper_and_too_few_samples_no_curve() {
         let noisy = |rows: f64, attention: f64, sequences: f64| {
-            true_us(rows, attention, sequences) * if rows as u32 % 3 == 0 { 1.2 } else { 0.9 }
+            true_us(rows, attention, sequences) * if (rows as u32).is_multiple_of(3) { 1.2 } else { 0.9 }
         };
         let samples: Vec<StepSample> =
             (0..9).map(|at| sample(f64::from(1 << at), 1.0, 100.0, noisy)).collect();

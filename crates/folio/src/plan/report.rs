@@ -27,6 +27,9 @@ pub struct Plan {
     pub price_per_hour: Option<f64>,
 }
 
+/// Bytes of a token, and tokens in the same memory; or why a format cannot be.
+type FormatFit = Result<(u64, u64), String>;
+
 /// What a million tokens cost at [`COST_AT`] of the knee: of outputs alone, and of prompts and outputs.
 struct Price {
     per_million_output: f64,
@@ -174,8 +177,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of a token, and tokens in the same memory.
-    fn formats(&self) -> Vec<(KvFormat, Result<(u64, u64), String>)> {
+    fn formats(&self) -> Vec<(KvFormat, FormatFit)> {
         let Setup { choice, max_model_len, pool, layout, .. } = &self.setup;
         let own = layout.bytes_per_token().max(1) as f64;
         let of = |format: KvFormat| {
@@ -189,7 +191,7 @@ impl Plan {
 
     fn formats_table(&self, out: &mut String) {
         let formats = self.formats();
-        let row = |(format, found): &(KvFormat, Result<(u64, u64), String>)| match found {
+        let row = |(format, found): &(KvFormat, FormatFit)| match found {
             Ok((bytes, tokens)) => {
                 vec![format.to_string(), units::bytes(*bytes), units::count(*tokens), String::new()]
             }

@@ -71,9 +71,14 @@ struct Counts {
     left_out: AtomicU64,
 }
 
-/// Somebody else records.
+/// Why nothing is recorded.
 #[derive(Debug)]
-pub(crate) struct Busy;
+pub(crate) enum NotRecorded {
+    /// Somebody else records.
+    Busy,
+    /// Its thread could not be started.
+    Thread(std::io::Error),
+}
 
 /// The engine's snapshot at one time.
 #[derive(Clone, Copy)]
@@ -111,6 +116,14 @@ pub(crate) struct Recording {
     left_out: u64,
     answers: Vec<NumberedAnswer>,
     samples: Vec<Sample>,
+}
+
+/// What the thread makes of what ends.
+#[derive(Default)]
+struct Kept {
+    answers: Vec<NumberedAnswer>,
+    /// Answers that there was no room for.
+    left_out: u64,
 }
 
 /// An answer without its texts.
@@ -155,7 +168,7 @@ impl Recorder {
     }
 
     /// Records for so long. Dropped, it ends.
-    pub async fn record(self: &Arc<Self>, duration: Duration) -> Result<Recording, Busy> {
+    pub async fn record(self: &Arc<Self>, duration: Duration) -> Result<Recording, NotRecorded> {
         let (mut guard, thread) = self.begin()?;
         let (from, counts) = (guard.from, guard.counts.clone());
         let to = Micros(from.0 + duration.as_micros() as u64);
@@ -171,8 +184,8 @@ impl Recorder {
         }
         guard.end();
         // The thread ends with what is on its way.
-        let numbered = tokio::task::spawn_blocking(move || thread.join().unwrap_or_default()).await;
-        let (answers, left_out) = numbered.unwrap_or_default();
+        let kept = tokio::task::spawn_blocking(move || thread.join().unwrap_or_default()).await;
+        let Kept { answers, left_out } = kept.unwrap_or_default();
         let stats = self.engine.stats();
         Ok(Recording {
             from,
@@ -192,17 +205,14 @@ impl Recorder {
         Sample::of(&self.engine.stats(), self.engine.now())
     }
 
-    fn begin(self: &Arc<Self>) -> Result<(Guard, JoinHandle<(Vec<NumberedAnswer>, u64)>), Busy> {
+    fn begin(self: &Arc<Self>) -> Result<(Guard, JoinHandle<Kept>), NotRecorded> {
         let mut running = self.running.lock();
         if running.is_some() {
-            return Err(Busy);
+            return Err(NotRecorded::Busy);
         }
         let (sender, receiver) = sync_channel(WAITING_MAX);
         let thread = std::thread::Builder::new().name("folio-record".into());
-        let thread = thread.spawn(move || number(&receiver)).map_err(|error| {
-            tracing::warn!(%error, "nothing is recorded: the thread could not be started");
-            Busy
-        })?;
+        let thread = thread.spawn(move || number(&receiver)).map_err(NotRecorded::Thread)?;
         let (from, counts) = (self.engine.now(), Arc::new(Counts::default()));
         *running = Some(Running { sender, from, counts: counts.clone() });
         self.on.store(true, Ordering::Relaxed);
@@ -233,21 +243,21 @@ impl Drop for Guard {
     }
 }
 
-/// Takes the texts off what comes, until nobody sends any more. With how many there was no room for.
-fn number(receiver: &Receiver<RecordedAnswer>) -> (Vec<NumberedAnswer>, u64) {
-    let (mut blocks, mut answers, mut left_out) = (BlockNumbers::default(), Vec::new(), 0);
+/// Takes the texts off what comes, until nobody sends any more.
+fn number(receiver: &Receiver<RecordedAnswer>) -> Kept {
+    let (mut blocks, mut kept) = (BlockNumbers::default(), Kept::default());
     while let Ok(answer) = receiver.recv() {
         let output_tokens = answer.answer.len() as u32;
         let computed = &answer.answer[..answer.answer.len().saturating_sub(1)];
-        let numbered = match answers.len() < REQUESTS_MAX {
+        let numbered = match kept.answers.len() < REQUESTS_MAX {
             true => blocks.number(answer.tenant, answer.hashes, &answer.prompt, computed),
             false => None,
         };
         let Some(numbered) = numbered else {
-            left_out += 1;
+            kept.left_out += 1;
             continue;
         };
-        answers.push(NumberedAnswer {
+        kept.answers.push(NumberedAnswer {
             tenant: blocks.tenant(answer.tenant),
             submitted: answer.submitted,
             prompt_tokens: answer.prompt.len() as u32,
@@ -259,5 +269,5 @@ fn number(receiver: &Receiver<RecordedAnswer>) -> (Vec<NumberedAnswer>, u64) {
             numbered,
         });
     }
-    (answers, left_out)
+    kept
 }
