@@ -388,7 +388,7 @@ fn build<C>(index: usize, request: &TraceRequest, config: &ReplayConfig<C>) -> O
     sampling.seed = index as u64;
     sampling.stop_token_ids = Arc::new([STOP]);
     let id = RequestId(index as u64 + 1);
-    // Tokens that are equal are so in one cache.
+    // One cache for all: a recording has other tokens for what another tenant's cache had.
     Some(Request::new(id, request.tenant, root(TenantId(0)), request.prompt.clone(), sampling))
 }
 

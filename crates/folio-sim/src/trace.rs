@@ -16,6 +16,8 @@ use crate::rng::mix;
 pub(crate) const VOCAB: u64 = 50_000;
 /// Tokens per hash id in Mooncake's traces.
 const MOONCAKE_BLOCK: usize = 512;
+/// After the first request: a year.
+const MILLIS_MAX: u64 = 366 * 86_400_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceRequest {
@@ -102,11 +104,17 @@ pub fn mooncake(reader: impl BufRead, limit: usize) -> Result<Vec<TraceRequest>,
     for (line, text) in reader.lines().enumerate().take(limit) {
         let bad = |reason: String| TraceError::Line { line: line + 1, reason };
         let parsed: MooncakeLine = serde_json::from_str(&text?).map_err(|error| bad(error.to_string()))?;
+        if parsed.timestamp > MILLIS_MAX {
+            return Err(bad(format!(
+                "timestamp is {} milliseconds, at most {MILLIS_MAX} are read",
+                parsed.timestamp
+            )));
+        }
         room(&mut made, parsed.input_length.min(parsed.hash_ids.len() * MOONCAKE_BLOCK)).map_err(bad)?;
         let blocks = parsed.hash_ids.iter();
         let tokens = blocks.flat_map(|id| (0..MOONCAKE_BLOCK as u64).map(move |at| token(*id, at)));
         requests.push(TraceRequest {
-            arrives: Micros(parsed.timestamp.saturating_mul(1000)),
+            arrives: Micros(parsed.timestamp * 1000),
             tenant: TenantId(0),
             prompt: tokens.take(parsed.input_length.max(1)).collect(),
             output: parsed.output_length.max(1),
@@ -143,5 +151,8 @@ mod tests {
         assert_eq!(requests[0].prompt[..512], requests[1].prompt[..512]);
         assert_ne!(requests[0].prompt[512..600], requests[1].prompt[512..600]);
         assert!(mooncake("{}".as_bytes(), 1).is_err());
+        let late = json.replace("\"timestamp\": 6", "\"timestamp\": 99999999999999");
+        let late = mooncake(late.as_bytes(), 10).expect_err("too late").to_string();
+        assert!(late.contains("line 2") && late.contains("99999999999999"), "{late}");
     }
 }

@@ -20,7 +20,7 @@ pub fn record(args: &TraceRecordArgs) -> Result<()> {
     std::fs::write(&args.out, &text).with_context(|| format!("cannot write {}", args.out.display()))?;
     let about = &trace.about;
     eprintln!(
-        "{} requests and {} kinds of steps in {} ({}); {} did not end, {} were left out",
+        "{} requests and {} samples of steps in {} ({}); {} did not end, {} were left out",
         units::count(trace.requests.len() as u64),
         units::count(trace.steps.len() as u64),
         args.out.display(),

@@ -40,6 +40,7 @@ fn a_plan_of_a_shape_on_a_published_machine_is_a_range() {
         plan(&[LLAMA, "--machine", "h100", "--max-num-seqs", "64", "--rate", "0.1", "--price-per-hour", "3"]);
     assert_eq!(plan["kv"]["bytes_per_token"], json!(512 << 10));
     assert_eq!(plan["kv"]["by_formula"], json!(512 << 10));
+    assert_eq!(plan["fits"]["bytes_at_full_length"], json!(2u64 << 30), "4,096 tokens");
     assert_eq!(plan["model"]["parameters"], json!(6_738_415_616u64));
     let cases = plan["cases"].as_array().expect("cases");
     assert_eq!(cases.len(), 2, "a slow end and a fast end");
@@ -198,6 +199,16 @@ fn a_recording_is_run_again_as_it_was_or_elsewhere() {
     let elsewhere = replayed(&["--model", LLAMA, "--machine", "h100"]);
     assert_eq!(elsewhere["simulated"].as_array().map(Vec::len), Some(2), "a range");
     assert_eq!(elsewhere["simulated"][0]["cached_tokens"], json!(126));
+    // Less than a sequence, and a request that ends with its first token.
+    let none = refusal(&["trace", "replay", &file, "--blocks", "2"]);
+    assert!(none.contains("not one of 3 requests") && none.contains("2 blocks of 16 tokens"), "{none}");
+    let mut short = request(0, 0);
+    short["args"]["output_tokens"] = json!(1);
+    short["args"]["max_tokens"] = json!(1);
+    let other = tempfile::tempdir().expect("folder");
+    let one = stdout(&["trace", "replay", &recording(other.path(), &[short]), "--json"]);
+    let one: Value = serde_json::from_str(&one).expect("JSON");
+    assert!(one["cases"][0]["knee_per_s"].as_f64() > Some(0.0), "{one}");
     let text = stdout(&["trace", "replay", &file]);
     assert!(text.contains("recorded") && text.contains("The knee:"), "{text}");
     // As traffic of a plan, too.

@@ -55,9 +55,11 @@ fn refused(why: NotRecorded) -> ApiError {
             let message = "Somebody records already; there is one recording at a time.";
             ApiError { code: Some("recording"), ..ApiError::new(409, "invalid_request_error", message) }
         }
-        NotRecorded::Thread(error) => {
-            ApiError::new(503, "server_error", format!("Nothing is recorded, for its thread could not be started: {error}."))
-        }
+        NotRecorded::Thread(error) => ApiError::new(
+            503,
+            "server_error",
+            format!("Nothing is recorded, for its thread could not be started: {error}."),
+        ),
     }
 }
 
@@ -68,7 +70,8 @@ fn asked(uri: &Uri) -> Result<u64, ApiError> {
         match number {
             Some(number) if name == "seconds" && seconds.is_none() => seconds = Some(number),
             _ => {
-                let message = format!("The only parameter is 'seconds', how long to record: 1 to {SECONDS_MAX}.");
+                let message =
+                    format!("The only parameter is 'seconds', how long to record: 1 to {SECONDS_MAX}.");
                 return Err(ApiError::invalid("seconds", message));
             }
         }

@@ -51,7 +51,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 2000, requires = "trace", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub requests: u32,
     /// Rates to look at beside shares of the knee, requests a second
-    #[arg(long, value_name = "RATE", value_delimiter = ',', value_parser = positive_f64)]
+    #[arg(long, value_name = "RATE", value_delimiter = ',', value_parser = rate)]
     pub rate: Vec<f64>,
     /// What an hour of the machine costs: prices per million tokens are told in the same currency
     #[arg(long, value_name = "PRICE", value_parser = positive_f64)]
@@ -118,6 +118,12 @@ pub struct WorldArgs {
     /// Speculation: tokens drafted for a step, and how probable each is to be right, such as 3:0.7; drafts themselves cost nothing
     #[arg(long, value_name = "N:SHARE", value_parser = drafts)]
     pub drafts: Option<DraftConfig>,
+}
+
+/// A request in eleven days at least: times of a simulation are bounded.
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = positive_f64(text)?;
+    if rate >= 1e-6 { Ok(rate) } else { Err("must be 0.000001 or more".into()) }
 }
 
 fn policy(text: &str) -> Result<Policy, String> {

@@ -2,7 +2,7 @@
 //!
 //! Owns: the definition of the knee, and how many requests say enough. Nothing here is random but arrivals, by the traffic's seed.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use folio_engine::StepWork;
 use folio_sim::StepTime;
 use folio_sim::replay::{Replay, ReplayConfig, Served, replay_in_full};
@@ -143,11 +143,23 @@ pub fn knee(world: &World, traffic: &Traffic, at_once: u32) -> Result<f64> {
     knee_of(world, &traffic.requests(requests(at_once, traffic), None))
 }
 
-/// The same of requests that are there at once.
+/// The same of requests that are there at once. An error: not one of them can be served.
 pub fn knee_of(world: &World, burst: &[TraceRequest]) -> Result<f64> {
     let replay = replay_in_full(burst, world)?;
     let served = replay.served.iter().flatten().count();
-    Ok(steady_rate(served, replay.generated.iter().map(|(at, tokens)| (at.0 as f64 / 1e6, *tokens))))
+    if served == 0 {
+        bail!(
+            "not one of {} requests can be served: {} blocks of {} tokens of KV cache, sequences of {} tokens at most",
+            burst.len(),
+            world.cache.blocks,
+            world.cache.block_tokens,
+            world.scheduler.max_model_len
+        );
+    }
+    let steady =
+        steady_rate(served, replay.generated.iter().map(|(at, tokens)| (at.0 as f64 / 1e6, *tokens)));
+    // Of a handful there is no middle.
+    Ok(if steady > 0.0 { steady } else { served as f64 / replay.report.seconds })
 }
 
 /// Requests a second between a fifth and four fifths of all tokens. `generated`: (seconds, tokens so far), ascending.

@@ -84,6 +84,9 @@ impl Machine {
             return Ok(found.clone());
         }
         let file = name.map(Path::new);
+        if let Some(file) = file.filter(|file| !file.exists()) {
+            bail!("{} is neither a file nor a machine that is known: {}", file.display(), names(&published));
+        }
         let profile = match Profile::read(file)? {
             Ok(profile) => profile,
             Err(reason) => bail!("{reason}; or name another machine: {}", names(&published)),

@@ -2,9 +2,6 @@
 //!
 //! Owns: the comparison. Of what was recorded only what came is given to the simulator; what became of it is what is compared.
 
-use std::fs::File;
-use std::io::BufReader;
-
 use anyhow::{Context, Result, bail};
 use folio_engine::SchedulerConfig;
 use folio_kv::CacheConfig;
@@ -18,7 +15,7 @@ use super::load::{Case, Spread, World, times};
 use super::model::PlannedModel;
 use super::report::{load_table, number};
 use super::setup::Setup;
-use super::traffic::Traffic;
+use super::traffic::{self, Traffic};
 use crate::bench::table;
 use crate::cli::{TraceReplayArgs, WorldArgs};
 
@@ -42,8 +39,8 @@ struct Outcome {
 }
 
 pub fn run(args: &TraceReplayArgs) -> Result<()> {
-    let file = File::open(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
-    let trace = RecordedTrace::read(BufReader::new(file)).with_context(|| args.file.display().to_string())?;
+    let file = || args.file.display().to_string();
+    let trace = RecordedTrace::read(traffic::text(&args.file).with_context(file)?).with_context(file)?;
     if trace.requests.is_empty() {
         bail!("{} has no request", args.file.display());
     }

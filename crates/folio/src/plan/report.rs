@@ -88,6 +88,8 @@ impl Plan {
                 "why": setup.pool.why,
             },
             "fits": {
+                "bytes_of_the_traffic": setup.sequence_bytes((prompt + output).ceil() as u32),
+                "bytes_at_full_length": setup.sequence_bytes(setup.max_model_len),
                 "sequences_of_the_traffic": setup.fitting((prompt + output).ceil() as u32),
                 "sequences_at_once": at_once(setup, traffic),
                 "sequences_at_full_length": setup.fitting(setup.max_model_len),
@@ -159,11 +161,23 @@ impl Plan {
         );
         let (prompt, output, _) = traffic.lengths();
         let mean = (prompt + output).ceil() as u32;
+        let bytes = |tokens: u32| {
+            format!(
+                "{} of {} tokens",
+                units::bytes(setup.sequence_bytes(tokens)),
+                units::count(tokens.into())
+            )
+        };
+        line(
+            out,
+            "sequences",
+            &format!("take {} (the traffic's mean), {}", bytes(mean), bytes(setup.max_model_len)),
+        );
         line(
             out,
             "fits",
             &format!(
-                "{} sequences of {} tokens (the traffic's mean), {} of {}; at most {} run at once",
+                "{} sequences of {} tokens, {} of {}; at most {} run at once",
                 units::count(setup.fitting(mean).into()),
                 units::count(mean.into()),
                 units::count(setup.fitting(setup.max_model_len).into()),

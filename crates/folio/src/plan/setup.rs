@@ -173,14 +173,14 @@ impl Setup {
 
     /// Sequences of so many tokens that fit at once; one block of each pool is left for a copy.
     pub fn fitting(&self, tokens: u32) -> u32 {
-        let of_group = |group: &GroupConfig| {
-            let whole = match group.layout {
-                Layout::State => u32::MAX,
-                Layout::Paged | Layout::Window { .. } => tokens.div_ceil(group.block_tokens),
-            };
-            group.blocks.saturating_sub(1) / whole.min(group.blocks_max(1, 1)).max(1)
-        };
+        let of_group = |group: &GroupConfig| group.blocks.saturating_sub(1) / blocks_of(group, tokens);
         self.groups().iter().map(of_group).min().unwrap_or(0)
+    }
+
+    /// What the KV of one sequence of so many tokens takes.
+    pub fn sequence_bytes(&self, tokens: u32) -> u64 {
+        let of_group = |group: &GroupConfig| u64::from(blocks_of(group, tokens)) * group.bytes_per_block;
+        self.groups().iter().map(of_group).sum()
     }
 
     /// Tokens whose KV fits, all sequences together.
@@ -216,6 +216,15 @@ impl Setup {
             ..ReplayConfig::new(scheduler, cache, curve, self.max_model_len)
         }
     }
+}
+
+/// Blocks that one sequence of so many tokens holds.
+fn blocks_of(group: &GroupConfig, tokens: u32) -> u32 {
+    let whole = match group.layout {
+        Layout::State => u32::MAX,
+        Layout::Paged | Layout::Window { .. } => tokens.div_ceil(group.block_tokens),
+    };
+    whole.min(group.blocks_max(1, 1)).max(1)
 }
 
 /// What a profile calls the model in this form.

@@ -86,7 +86,7 @@ impl Traffic {
     pub fn lengths(&self) -> (f64, f64, u32) {
         match self {
             Self::Made { prompt, output, prefixes, .. } => {
-                let mean = |range: &Range| f64::from(range.low + range.high) / 2.0;
+                let mean = |range: &Range| (f64::from(range.low) + f64::from(range.high)) / 2.0;
                 let prefix = prefixes.map_or(0, |(_, tokens)| tokens);
                 let longest = prefix.saturating_add(prompt.high).saturating_add(output.high);
                 (f64::from(prefix) + mean(prompt), mean(output), longest)
@@ -166,12 +166,17 @@ pub fn as_recorded(item: &Item) -> TraceRequest {
     }
 }
 
-fn read(path: &Path, limit: usize) -> Result<Vec<TraceRequest>> {
+/// What is in a trace's file, plain or gzipped.
+pub fn text(path: &Path) -> Result<impl BufRead + use<>> {
     let mut file = BufReader::new(File::open(path).context("cannot be read")?);
     let packed = file.fill_buf().context("cannot be read")?.starts_with(&[0x1f, 0x8b]);
     let text: Box<dyn Read> =
         if packed { Box::new(flate2::read::GzDecoder::new(file)) } else { Box::new(file) };
-    let mut text = BufReader::new(text.take(FILE_BYTES_MAX));
+    Ok(BufReader::new(text.take(FILE_BYTES_MAX)))
+}
+
+fn read(path: &Path, limit: usize) -> Result<Vec<TraceRequest>> {
+    let mut text = text(path)?;
     let beginning = text.fill_buf().context("cannot be read")?;
     let is_recorded = ["traceEvents", "otherData", "displayTimeUnit"]
         .iter()

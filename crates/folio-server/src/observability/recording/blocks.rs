@@ -118,7 +118,10 @@ mod tests {
         let prompt: Vec<u32> = (0..10).collect();
         let first = number(&mut numbers, 1, &prompt, &[20, 21, 22]);
         // Two full blocks, the one across the border, and the prompt's end.
-        assert_eq!((&first.prompt[..], &first.output[..], first.tail), (&[(0, 2)][..], &[(2, 1)][..], Some(3)));
+        assert_eq!(
+            (&first.prompt[..], &first.output[..], first.tail),
+            (&[(0, 2)][..], &[(2, 1)][..], Some(3))
+        );
         let same = number(&mut numbers, 1, &prompt, &[30]);
         assert_eq!((same.prompt, same.output, same.tail), (vec![(0, 2)], vec![], Some(3)));
         // A second turn, which goes on behind the first's answer.
@@ -128,6 +131,9 @@ mod tests {
         let mut other = prompt.clone();
         other[0] = 99;
         assert!(number(&mut numbers, 1, &other, &[]).prompt.iter().all(|(first, _)| *first > 3));
-        assert_eq!((numbers.tenant(TenantId(7)), numbers.tenant(TenantId(3)), numbers.tenant(TenantId(7))), (0, 1, 0));
+        assert_eq!(
+            (numbers.tenant(TenantId(7)), numbers.tenant(TenantId(3)), numbers.tenant(TenantId(7))),
+            (0, 1, 0)
+        );
     }
 }

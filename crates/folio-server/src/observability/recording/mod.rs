@@ -161,7 +161,9 @@ impl Recorder {
     /// An answer ended. What was there before the recording is not part of it.
     pub fn ended(&self, answer: RecordedAnswer) {
         let running = self.running.lock();
-        let Some(running) = running.as_ref().filter(|running| answer.submitted >= running.from) else { return };
+        let Some(running) = running.as_ref().filter(|running| answer.submitted >= running.from) else {
+            return;
+        };
         if let Err(TrySendError::Full(_)) = running.sender.try_send(answer) {
             running.counts.left_out.fetch_add(1, Ordering::Relaxed);
         }

@@ -256,7 +256,9 @@ pub(crate) struct RequestRecord {
 impl RequestRecord {
     pub(super) fn new(
         parts: RecordParts,
-        SubmittedRequest { id, asked, hashes, max_tokens, answers, submitted, requested }: SubmittedRequest<'_>,
+        SubmittedRequest { id, asked, hashes, max_tokens, answers, submitted, requested }: SubmittedRequest<
+            '_,
+        >,
         target: Duration,
     ) -> Self {
         let facts = Arc::new(Mutex::new(RequestFacts {
