@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 const NUMBERS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Key {
+enum BlockKey {
     Block(BlockHash),
     /// The beginning of a block behind another.
     Tail([u8; 32]),
@@ -31,7 +31,7 @@ pub(super) struct Numbered {
 
 #[derive(Default)]
 pub(super) struct BlockNumbers {
-    numbers: HashMap<Key, u32>,
+    numbers: HashMap<BlockKey, u32>,
     tenants: HashMap<TenantId, u32>,
 }
 
@@ -58,7 +58,7 @@ impl BlockNumbers {
         let mut numbered = Numbered::default();
         let mut parent = None;
         for (index, hash) in hashes.iter(true).enumerate() {
-            let number = self.of(Key::Block(*hash));
+            let number = self.of(BlockKey::Block(*hash));
             push(if index < full { &mut numbered.prompt } else { &mut numbered.output }, number);
             if index + 1 == full {
                 parent = Some(*hash);
@@ -72,12 +72,12 @@ impl BlockNumbers {
                 None => digest.update(tenant.0.to_le_bytes()),
             }
             tail.iter().for_each(|token| digest.update(token.to_le_bytes()));
-            numbered.tail = Some(self.of(Key::Tail(digest.finalize().into())));
+            numbered.tail = Some(self.of(BlockKey::Tail(digest.finalize().into())));
         }
         Some(numbered)
     }
 
-    fn of(&mut self, key: Key) -> u32 {
+    fn of(&mut self, key: BlockKey) -> u32 {
         let next = self.numbers.len() as u32;
         *self.numbers.entry(key).or_insert(next)
     }

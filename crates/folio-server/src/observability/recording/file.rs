@@ -8,7 +8,7 @@
 use folio_engine::{Activity, FinishReason, Micros, StepWork};
 use serde_json::{Value, json};
 
-use super::{NumberedAnswer, Recording, Sample};
+use super::{NumberedAnswer, RecordedSample, Recording};
 
 /// Of the format; whoever reads another refuses it.
 pub const VERSION: u32 = 1;
@@ -61,7 +61,7 @@ impl Recording {
     }
 
     /// What steps did between two samples.
-    fn steps(&self, events: &mut Vec<Value>, before: &Sample, after: &Sample) {
+    fn steps(&self, events: &mut Vec<Value>, before: &RecordedSample, after: &RecordedSample) {
         let ts = self.since(after.at);
         events.push(counter("sequences", ts, json!({"running": after.running, "waiting": after.waiting})));
         let blocks = json!({"held": after.active_blocks, "cached": after.cached_blocks});

@@ -14,13 +14,13 @@ mod file;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use folio_engine::request::Timing;
 use folio_engine::{EngineStats, FinishReason, Micros, SchedulerConfig, Work};
 use folio_kv::{BlockHashes, TenantId};
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::engine::Engine;
 use blocks::{BlockNumbers, Numbered};
@@ -55,17 +55,17 @@ pub(crate) struct Recorder {
     engine: Arc<dyn Engine>,
     /// Somebody records.
     on: AtomicBool,
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<CurrentRecording>>,
 }
 
-struct Running {
+struct CurrentRecording {
     sender: SyncSender<RecordedAnswer>,
     from: Micros,
-    counts: Arc<Counts>,
+    counts: Arc<RecordedCounts>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct RecordedCounts {
     /// Requests that were submitted, and answers that were not recorded for want of room.
     submitted: AtomicU64,
     left_out: AtomicU64,
@@ -82,7 +82,7 @@ pub(crate) enum NotRecorded {
 
 /// The engine's snapshot at one time.
 #[derive(Clone, Copy)]
-struct Sample {
+struct RecordedSample {
     at: Micros,
     work: Work,
     running: u32,
@@ -91,7 +91,7 @@ struct Sample {
     cached_blocks: u32,
 }
 
-impl Sample {
+impl RecordedSample {
     fn of(stats: &EngineStats, at: Micros) -> Self {
         Self {
             at,
@@ -115,12 +115,12 @@ pub(crate) struct Recording {
     submitted: u64,
     left_out: u64,
     answers: Vec<NumberedAnswer>,
-    samples: Vec<Sample>,
+    samples: Vec<RecordedSample>,
 }
 
 /// What the thread makes of what ends.
 #[derive(Default)]
-struct Kept {
+struct NumberedAnswers {
     answers: Vec<NumberedAnswer>,
     /// Answers that there was no room for.
     left_out: u64,
@@ -171,7 +171,7 @@ impl Recorder {
 
     /// Records for so long. Dropped, it ends.
     pub async fn record(self: &Arc<Self>, duration: Duration) -> Result<Recording, NotRecorded> {
-        let (mut guard, thread) = self.begin()?;
+        let (mut guard, numbered) = self.begin()?;
         let (from, counts) = (guard.from, guard.counts.clone());
         let to = Micros(from.0 + duration.as_micros() as u64);
         let mut samples = vec![self.sample()];
@@ -186,8 +186,7 @@ impl Recorder {
         }
         guard.end();
         // The thread ends with what is on its way.
-        let kept = tokio::task::spawn_blocking(move || thread.join().unwrap_or_default()).await;
-        let Kept { answers, left_out } = kept.unwrap_or_default();
+        let NumberedAnswers { answers, left_out } = numbered.await.unwrap_or_default();
         let stats = self.engine.stats();
         Ok(Recording {
             from,
@@ -203,34 +202,37 @@ impl Recorder {
         })
     }
 
-    fn sample(&self) -> Sample {
-        Sample::of(&self.engine.stats(), self.engine.now())
+    fn sample(&self) -> RecordedSample {
+        RecordedSample::of(&self.engine.stats(), self.engine.now())
     }
 
-    fn begin(self: &Arc<Self>) -> Result<(Guard, JoinHandle<Kept>), NotRecorded> {
+    /// What ends it, and where what was kept comes then.
+    fn begin(self: &Arc<Self>) -> Result<(RecordingGuard, oneshot::Receiver<NumberedAnswers>), NotRecorded> {
         let mut running = self.running.lock();
         if running.is_some() {
             return Err(NotRecorded::Busy);
         }
         let (sender, receiver) = sync_channel(WAITING_MAX);
+        let (done, numbered) = oneshot::channel();
         let thread = std::thread::Builder::new().name("folio-record".into());
-        let thread = thread.spawn(move || number(&receiver)).map_err(NotRecorded::Thread)?;
-        let (from, counts) = (self.engine.now(), Arc::new(Counts::default()));
-        *running = Some(Running { sender, from, counts: counts.clone() });
+        // Nobody waits for it who went away.
+        thread.spawn(move || drop(done.send(number(&receiver)))).map_err(NotRecorded::Thread)?;
+        let (from, counts) = (self.engine.now(), Arc::new(RecordedCounts::default()));
+        *running = Some(CurrentRecording { sender, from, counts: counts.clone() });
         self.on.store(true, Ordering::Relaxed);
-        Ok((Guard { recorder: self.clone(), from, counts, over: false }, thread))
+        Ok((RecordingGuard { recorder: self.clone(), from, counts, over: false }, numbered))
     }
 }
 
 /// Ends a recording, whatever becomes of whoever asked for it.
-struct Guard {
+struct RecordingGuard {
     recorder: Arc<Recorder>,
     from: Micros,
-    counts: Arc<Counts>,
+    counts: Arc<RecordedCounts>,
     over: bool,
 }
 
-impl Guard {
+impl RecordingGuard {
     fn end(&mut self) {
         if !std::mem::replace(&mut self.over, true) {
             self.recorder.on.store(false, Ordering::Relaxed);
@@ -239,15 +241,15 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for RecordingGuard {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 /// Takes the texts off what comes, until nobody sends any more.
-fn number(receiver: &Receiver<RecordedAnswer>) -> Kept {
-    let (mut blocks, mut kept) = (BlockNumbers::default(), Kept::default());
+fn number(receiver: &Receiver<RecordedAnswer>) -> NumberedAnswers {
+    let (mut blocks, mut kept) = (BlockNumbers::default(), NumberedAnswers::default());
     while let Ok(answer) = receiver.recv() {
         let output_tokens = answer.answer.len() as u32;
         let computed = &answer.answer[..answer.answer.len().saturating_sub(1)];
