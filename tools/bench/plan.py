@@ -6,7 +6,8 @@
     python3 tools/bench/plan.py --docs --check                                says whether it is up to date, and fails if not
 
 For each model: `folio doctor MODEL --write-profile` (a minute and a half at most), then `folio bench plan MODEL` (twelve runs of --seconds, --repeat times: 20 to 30
-minutes with 20 seconds and 5 turns). Nothing that is compared was part of what was measured first. Results go to results/plan/DATE-MODEL.json: what `folio bench plan
+minutes with 20 seconds and 5 turns). Nothing that is compared was part of what was measured first. Other flags are those of `folio bench plan`: a model that serves less than ten requests a second
+wants --max-num-seqs 8, for the knee is measured with four times as many requests. Results go to results/plan/DATE-MODEL.json: what `folio bench plan
 --json` prints, with the machine, the profile and the version. Standard library only.
 """
 
@@ -89,12 +90,12 @@ def main():
     parser.add_argument("--out", default=RESULTS)
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--check", action="store_true")
-    args = parser.parse_args()
+    args, more = parser.parse_known_args()
     if args.docs:
         return docs(args.check)
     flags = [part for name in ("threads", "quantize") if getattr(args, name) for part in (f"--{name}", getattr(args, name))]
     for model in args.models:
-        data = measure(args.folio, model, flags, ["--seconds", args.seconds, "--repeat", args.repeat])
+        data = measure(args.folio, model, flags, ["--seconds", args.seconds, "--repeat", args.repeat, *more])
         form = "".join("-" + flag.strip("-") for flag in flags if not flag.startswith("--"))
         name = f"{datetime.date.today()}-{os.path.basename(data['model'].rstrip('/'))}{form}.json"
         save(os.path.join(args.out, name), data)

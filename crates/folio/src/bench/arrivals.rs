@@ -25,9 +25,12 @@ pub struct Arrival {
     pub output: u32,
 }
 
-/// When each token came, after the start.
+/// What came of it.
 #[derive(Clone, Debug, Default)]
 pub struct Answered {
+    /// Tokens of the prompt that were found.
+    pub cached_tokens: u32,
+    /// When each token came, after the start.
     pub tokens: Vec<Duration>,
 }
 
@@ -50,7 +53,8 @@ pub fn answer(runtime: &Runtime, arrivals: &[Arrival]) -> Result<Vec<Answered>> 
     while running > 0 {
         let (index, at, event) = events.recv_timeout(PATIENCE).context("the engine does not answer")?;
         match event {
-            Event::Prompt { .. } | Event::Pooled { .. } => {}
+            Event::Prompt { cached_tokens, .. } => answers[index].cached_tokens = cached_tokens,
+            Event::Pooled { .. } => {}
             Event::Token { .. } => answers[index].tokens.push(at),
             Event::Finished { reason: FinishReason::Length, .. } => running -= 1,
             Event::Finished { reason, error, .. } => {

@@ -36,6 +36,9 @@ const REQUESTS: [f64; 2] = [40.0, 3000.0];
 const BOUNDS: [(&str, f64); 4] =
     [("median of TPOT", 0.15), ("worst of TPOT", 0.30), ("worst knee", 0.15), ("worst of TTFT", 0.25)];
 
+/// Of tokens of prompts, those that were found.
+const CACHED: &str = "cached, %";
+
 /// (name, tokens of prompts, of outputs, common beginnings).
 type Kind = (&'static str, Range, Range, Option<(u32, u32)>);
 
@@ -77,14 +80,16 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
     let (setup, world) = setup(args, &runtime)?;
     let mut cells = cells(args, &setup, &world)?;
     let bar = Bar::items("measuring", u64::from(args.repeat) * cells.len() as u64);
-    for turn in 0..args.repeat {
+    let mut texts = 0;
+    for _ in 0..args.repeat {
         for cell in &mut cells {
             bar.advance(&format!(
                 "{}, {}",
                 cell.traffic,
                 cell.load.map_or("the knee".to_owned(), |load| format!("{load}"))
             ));
-            cell.measure(&runtime, u64::from(turn) + 1)?;
+            texts += 1;
+            cell.measure(&runtime, texts)?;
         }
     }
     bar.finish();
@@ -186,11 +191,12 @@ fn cells(args: &BenchPlanArgs, setup: &Setup, world: &World) -> Result<Vec<Cell>
             let items = traffic.items(count(rate), Some(rate));
             let point = at_of(world, &planned(&items), rate)?;
             let figures = [
-                ("TTFT, ms", point.ttft_s.p50),
-                ("TPOT, ms", point.tpot_s.p50),
-                ("end to end, ms", point.e2e_s.p50),
+                ("TTFT, ms", 1e3 * point.ttft_s.p50),
+                ("TPOT, ms", 1e3 * point.tpot_s.p50),
+                ("end to end, ms", 1e3 * point.e2e_s.p50),
+                (CACHED, 100.0 * point.cached),
             ];
-            let figures = figures.map(|(what, seconds)| (what, 1e3 * seconds, Vec::new())).into();
+            let figures = figures.map(|(what, planned)| (what, planned, Vec::new())).into();
             cells.push(Cell { traffic: name, load: Some(load), items, figures });
         }
     }
@@ -198,11 +204,12 @@ fn cells(args: &BenchPlanArgs, setup: &Setup, world: &World) -> Result<Vec<Cell>
 }
 
 impl Cell {
-    fn measure(&mut self, runtime: &Runtime, turn: u64) -> Result<()> {
+    /// `texts`: another number, other texts, so that the cache has nothing of a run before.
+    fn measure(&mut self, runtime: &Runtime, texts: u64) -> Result<()> {
         let vocabulary = runtime.model.vocab.min(runtime.tokenizer.vocab_size()).max(1) as u32;
         let arrival = |item: &Item| Arrival {
             at: item.at.unwrap_or(Duration::ZERO),
-            prompt: prompt(&item.prompt, turn, vocabulary),
+            prompt: prompt(&item.prompt, texts, vocabulary),
             output: item.output_tokens,
         };
         let arrivals: Vec<Arrival> = self.items.iter().map(arrival).collect();
@@ -213,7 +220,10 @@ impl Cell {
                 let served =
                     arrivals.iter().zip(&answers).filter_map(|(arrival, answer)| served(arrival, answer));
                 let (ttft, tpot, e2e) = times(served.collect());
-                [ttft, tpot, e2e].map(|spread| 1e3 * spread.p50).into()
+                let [ttft, tpot, e2e] = [ttft, tpot, e2e].map(|spread| 1e3 * spread.p50);
+                let cached: f64 = answers.iter().map(|answer| f64::from(answer.cached_tokens)).sum();
+                let prompts: usize = arrivals.iter().map(|arrival| arrival.prompt.len()).sum();
+                vec![ttft, tpot, e2e, 100.0 * cached / prompts.max(1) as f64]
             }
         };
         for ((.., turns), found) in self.figures.iter_mut().zip(found) {
@@ -226,17 +236,21 @@ impl Cell {
         let Self { traffic, load, figures, .. } = self;
         let one = |(what, planned, turns): (&'static str, f64, Vec<f64>)| {
             let measured = median(turns.clone());
-            let error = planned / measured - 1.0;
+            // Of a share in points, for it may be nothing.
+            let error = match what == CACHED {
+                true => (planned - measured) / 100.0,
+                false => planned / measured - 1.0,
+            };
             Compared { traffic, load, what, planned, measured, turns, error }
         };
         figures.into_iter().map(one).collect()
     }
 }
 
-/// Of another text in each turn, alike where the traffic's are.
-fn prompt(prompt: &Prompt, turn: u64, vocabulary: u32) -> Arc<[u32]> {
+/// Alike where the traffic's are, and of another text with each number.
+fn prompt(prompt: &Prompt, texts: u64, vocabulary: u32) -> Arc<[u32]> {
     let pieces = match prompt {
-        Prompt::Pieces(pieces) => pieces.iter().map(|(seed, tokens)| (seed ^ turn << 48, *tokens)).collect(),
+        Prompt::Pieces(pieces) => pieces.iter().map(|(seed, tokens)| (seed ^ texts << 48, *tokens)).collect(),
         Prompt::Text(_) => Vec::new(),
     };
     let ids = Range { low: 0, high: vocabulary - 1 };
@@ -296,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_have_other_texts_that_are_alike_where_they_were() {
+    fn runs_have_other_texts_that_are_alike_where_they_were() {
         let pieces = |own| Prompt::Pieces(vec![(5, 32), (own, 8)]);
         let (one, other) = (prompt(&pieces(1), 1, 100), prompt(&pieces(2), 1, 100));
         assert_eq!(one[..32], other[..32]);
