@@ -328,6 +328,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::rng::Rng;
 
     fn about() -> Value {
         json!({"format": "folio-trace", "version": 1, "blocks": 100, "block_tokens": 16, "max_num_seqs": 8,
@@ -396,5 +397,43 @@ mod tests {
             let error = RecordedTrace::read(&text.as_bytes()[..cut]).expect_err("truncated").to_string();
             assert!(error.contains("no trace of `folio trace record`"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_spoiled_file_is_refused_or_run() {
+        let events = json!([
+            request(0, 40, json!([[0, 2]]), Some(5)),
+            request(20, 56, json!([[0, 2], [7, 1]]), Some(9)),
+            {"ph": "X", "cat": "folio.steps", "args": {"decode": {"steps": 2, "us": 100, "sequences": 2,
+                "rows": 2, "logit_rows": 2, "kv_positions": 80, "attention": 80}}},
+        ]);
+        let text = json!({"otherData": about(), "traceEvents": events}).to_string().into_bytes();
+        let mut random = Rng::new(7);
+        let (mut refused, mut run) = (0, 0);
+        for _ in 0..4000 {
+            let mut spoiled = text.clone();
+            for _ in 0..1 + random.range(0, 2) {
+                let at = random.range(0, spoiled.len() as u64 - 1) as usize;
+                // A digit for a digit, so that many files are still JSON.
+                spoiled[at] = match spoiled[at].is_ascii_digit() {
+                    true => b'0' + random.range(0, 9) as u8,
+                    false if random.one_in(8) => random.range(0, 255) as u8,
+                    false => spoiled[at],
+                };
+            }
+            match RecordedTrace::read(&*spoiled) {
+                Err(_) => refused += 1,
+                Ok(trace) => {
+                    let traffic = trace.traffic();
+                    assert_eq!(traffic.len(), trace.requests.len());
+                    for (request, made) in trace.requests.iter().zip(&traffic) {
+                        assert_eq!(made.prompt.len() as u32, request.prompt_tokens);
+                        assert!(made.answer.len() as u32 <= made.output);
+                    }
+                    run += 1;
+                }
+            }
+        }
+        assert!(refused > 300 && run > 300, "{refused} refused, {run} run");
     }
 }

@@ -26,12 +26,12 @@ impl Rng {
         low + self.word() % (high - low + 1)
     }
 
-    /// True once in `n`.
     /// In `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// True once in `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.word().is_multiple_of(n)
     }
@@ -39,8 +39,7 @@ impl Rng {
     /// Small values often, large ones rarely: the exponent is uniform.
     pub fn skewed(&mut self, low: u64, high: u64) -> u64 {
         let span = (high - low + 1) as f64;
-        let unit = (self.word() >> 11) as f64 / (1u64 << 53) as f64;
-        low + ((span.powf(unit) - 1.0) as u64).min(high - low)
+        low + ((span.powf(self.unit()) - 1.0) as u64).min(high - low)
     }
 
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
