@@ -66,6 +66,19 @@ fn a_plan_of_a_shape_on_a_published_machine_is_a_range() {
 }
 
 #[test]
+fn what_a_plan_leaves_out_is_said() {
+    let small = ["--prompt", "64", "--output", "16", "--max-num-seqs", "4"];
+    let one = plan(&[&[LLAMA, "--machine", "h100"][..], &small].concat());
+    assert_eq!(one["notes"], json!([]));
+    let two = plan(&[&[LLAMA, "--machine", "h100", "--devices", "2"][..], &small].concat());
+    assert!(two["notes"][0].as_str().is_some_and(|note| note.contains("tell one another")), "{two}");
+    // A context that does not fit beside the weights.
+    let long = LLAMA.replace("context=4096", "context=131072");
+    let long = plan(&[&[&long, "--machine", "l4"][..], &small].concat());
+    assert!(long["notes"][0].as_str().is_some_and(|note| note.contains("--max-model-len 1024")), "{long}");
+}
+
+#[test]
 fn a_plan_is_told_in_words_and_drawn() {
     let folder = tempfile::tempdir().expect("folder");
     let file = folder.path().join("plan.svg");

@@ -76,7 +76,11 @@ fn plan(args: &PlanArgs) -> Result<Plan> {
         args.compare.iter().map(|name| Ok(Machine::find(Some(name), None)?.times(args.world.devices)));
     let machines = machines.collect::<Result<Vec<_>>>()?;
     let (.., longest) = traffic.lengths();
-    let setup = Setup::new(&model, choice(&model, &args.world)?, longest)?;
+    let mut setup = Setup::new(&model, choice(&model, &args.world)?, longest)?;
+    if args.world.devices > 1 {
+        let note = "several devices are planned as one that is as many times as large and as fast; what they have to tell one another makes them slower";
+        setup.notes.push(note.to_owned());
+    }
     let (at_once, rates) = (load::at_once(&setup, &traffic), rates(args, &traffic));
     let case = |curve: &StepCurve| Case::of(&setup.world(curve.clone()), &traffic, at_once, &SHARES, &rates);
     let cases = setup.curves.iter().map(case).collect::<Result<Vec<_>>>()?;
