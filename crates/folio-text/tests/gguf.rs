@@ -208,12 +208,57 @@ fn what_is_not_understood_is_refused_by_name() {
     assert_names(&wrong("ab ab"), &["\"abab\""]);
     assert_names(&wrong("a c"), &["\"c\""]);
     let bert = Builder::new("bert", &["a"], &[1]).refusal();
-    assert_names(&bert, &["`bert`", "gpt2", "llama"]);
+    assert_names(&bert, &["`bert`", "gpt2", "gemma4", "llama"]);
+    assert_names(&Builder::new("gemma4", &["a"], &[1]).refusal(), &["tokenizer.ggml.merges"]);
     assert_names(&Builder::new("llama", &["a"], &[1]).refusal(), &["tokenizer.ggml.scores"]);
     assert_names(&Builder::new("llama", &["a", "a"], &[1, 1]).refusal(), &["\"a\" twice", "0", "1"]);
     assert_names(&Builder::new("llama", &["a"], &[1, 1]).refusal(), &["token_type", "2 types for 1"]);
     let empty = File::new("small.gguf", Writer::new("llama").finish());
     assert_names(&empty.tokenizer().expect_err("refused").to_string(), &["small.gguf", "no tokenizer"]);
+}
+
+/// Merges go across words, in their own order; scores mean nothing.
+#[test]
+fn characters_are_merged_in_order_and_fall_back_to_bytes() {
+    let tokens = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "<unk>",
+        "▁",
+        "a",
+        "b",
+        "ab",
+        "▁a",
+        "b▁",
+        "\n",
+        "\n\n",
+        "<0xC3>",
+        "<0xA9>",
+        "<|channel>",
+        "<turn|>",
+        "▁▁",
+    ];
+    let kinds = [3, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 6, 6, 4, 4, 1];
+    let merges = ["b ▁", "a b", "▁ a", "\n \n", "▁ ▁"];
+    let file = Builder::new("gemma4", &tokens, &kinds)
+        .with(|w| w.texts("tokenizer.ggml.merges", &merges))
+        .with(|w| w.u32("tokenizer.ggml.bos_token_id", 2).u32("tokenizer.ggml.eos_token_id", 1))
+        .with(|w| w.u32("tokenizer.ggml.unknown_token_id", 3).u32("tokenizer.ggml.padding_token_id", 0))
+        .file();
+    let tokenizer = file.tokenizer().expect("supported");
+    let ids = |text: &str| tokenizer.encode(text, false, NO_LIMIT).expect("encodes");
+    // No space is put before a text, and a token may end with one.
+    assert_eq!(ids("ab"), [7]);
+    assert_eq!(ids("ab ab"), [5, 9, 7]);
+    assert_eq!(ids(" a\n\n\n  a"), [8, 11, 10, 4, 8]);
+    assert_eq!(ids("é"), [12, 13]);
+    assert_eq!(ids("a<|channel>b<turn|>"), [5, 14, 6, 15]);
+    assert_eq!(tokenizer.encode("a", true, NO_LIMIT).expect("encodes"), [2, 5]);
+    assert_eq!(tokenizer.decode(&[2, 8, 9, 12, 13, 14, 11, 15], true), " ab é<|channel>\n\n");
+    for text in ["ab  ab\n", "é ab", " "] {
+        assert_eq!(tokenizer.decode(&ids(text), true), text);
+    }
 }
 
 #[test]

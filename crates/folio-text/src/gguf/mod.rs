@@ -1,8 +1,8 @@
 //! A tokenizer from the vocabulary inside a GGUF file.
 //!
-//! Owns: what `tokenizer.ggml.model` and `tokenizer.ggml.pre` mean. Two kinds are read: `gpt2`, byte-level BPE with a named
-//! pre-tokenizer, which becomes a tokenizer of the library; and `llama`, sentencepiece's BPE by scores, which is
-//! [`Pieces`]. Must never: guess a pre-tokenizer: a wrong one splits words otherwise than the model was trained with, and
+//! Owns: what `tokenizer.ggml.model` and `tokenizer.ggml.pre` mean. Three kinds are read: `gpt2`, byte-level BPE with a named
+//! pre-tokenizer, and `gemma4`, BPE over the characters of whole texts, which become tokenizers of the library; and `llama`,
+//! sentencepiece's BPE by scores, which is [`Pieces`]. Must never: guess a pre-tokenizer: a wrong one splits words otherwise than the model was trained with, and
 //! the answers are only a little worse, so nobody notices.
 //!
 //! Control tokens written out in a text are recognized, as with tokenizer.json.
@@ -12,7 +12,8 @@ mod pre;
 
 use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 use serde_json::{Value, json};
-use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::Replace;
 use tokenizers::{AddedToken, Tokenizer as Library};
 
 pub(crate) use pieces::Pieces;
@@ -40,6 +41,11 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
             let library = crate::library::Library::new(library).map_err(bad)?;
             (Encoder::Library(Box::new(library)), json!({"type": "ByteLevel"}), pre.add_bos)
         }
+        "gemma4" => {
+            let library = characters(vocabulary).map_err(bad)?;
+            let library = crate::library::Library::new(library).map_err(bad)?;
+            (Encoder::Library(Box::new(library)), sentencepiece_decoder(false), true)
+        }
         "llama" => {
             let pieces = Pieces::new(vocabulary).map_err(bad)?;
             let decoder = sentencepiece_decoder(pieces.has_space_prefix());
@@ -48,7 +54,7 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
         other => {
             let kind: String = other.chars().take(60).collect();
             return Err(bad(format!(
-                "its tokenizer is of kind `{kind}`; supported: gpt2 (byte-level BPE) and llama (sentencepiece BPE)"
+                "its tokenizer is of kind `{kind}`; supported: gpt2 (byte-level BPE), gemma4 (BPE of characters) and llama (sentencepiece BPE)"
             )));
         }
     };
@@ -96,6 +102,33 @@ fn strips_right(vocabulary: &Vocabulary<'_>, token: &str) -> bool {
 }
 
 fn byte_level(vocabulary: &Vocabulary<'_>, pre: &pre::Pre) -> Result<Library, String> {
+    let (vocab, pairs) = merges(vocabulary)?;
+    let model = BPE::builder().vocab_and_merges(vocab, pairs).ignore_merges(pre.ignore_merges);
+    let mut library = Library::new(model.build().map_err(|error| error.to_string())?);
+    library.with_pre_tokenizer(Some(pre.build().map_err(|error| error.to_string())?));
+    if pre.nfc {
+        let result = library.with_normalizer(Some(tokenizers::normalizers::NFC));
+        result.map_err(|error| error.to_string())?;
+    }
+    with_added(vocabulary, library)
+}
+
+/// As Gemma 4's tokenizer.json: spaces are written as what stands for them, texts are not cut into words, and a character that is no token
+/// becomes its bytes.
+fn characters(vocabulary: &Vocabulary<'_>) -> Result<Library, String> {
+    let (vocab, pairs) = merges(vocabulary)?;
+    let mut model = BPE::builder().vocab_and_merges(vocab, pairs).byte_fallback(true).fuse_unk(true);
+    if let Some(unk) = vocabulary.ids.unk {
+        model = model.unk_token(vocabulary.tokens[unk as usize].to_owned());
+    }
+    let mut library = Library::new(model.build().map_err(|error| error.to_string())?);
+    let spaces = Replace::new(" ", "▁").map_err(|error| error.to_string())?;
+    library.with_normalizer(Some(spaces)).map_err(|error| error.to_string())?;
+    with_added(vocabulary, library)
+}
+
+/// The tokens, and pairs of those that are merged, in this order.
+fn merges(vocabulary: &Vocabulary<'_>) -> Result<(Vocab, Merges), String> {
     let Some(merges) = &vocabulary.merges else {
         return Err("it has no `tokenizer.ggml.merges`".to_owned());
     };
@@ -119,13 +152,10 @@ fn byte_level(vocabulary: &Vocabulary<'_>, pre: &pre::Pre) -> Result<Library, St
         }
         pairs.push((left.to_owned(), right.to_owned()));
     }
-    let model = BPE::builder().vocab_and_merges(vocab, pairs).ignore_merges(pre.ignore_merges);
-    let mut library = Library::new(model.build().map_err(|error| error.to_string())?);
-    library.with_pre_tokenizer(Some(pre.build().map_err(|error| error.to_string())?));
-    if pre.nfc {
-        let result = library.with_normalizer(Some(tokenizers::normalizers::NFC));
-        result.map_err(|error| error.to_string())?;
-    }
+    Ok((vocab, pairs))
+}
+
+fn with_added(vocabulary: &Vocabulary<'_>, mut library: Library) -> Result<Library, String> {
     let tokens: Vec<AddedToken> = added(vocabulary)
         .map(|(_, token, special)| {
             AddedToken::from(token, special).normalized(false).rstrip(strips_right(vocabulary, token))

@@ -21,6 +21,8 @@ const ENDS: &[&str] = &[
     "<|end_of_text|>",
     "<|eom_id|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
     "<end_of_utterance>",
     "<EOT>",
     "_<EOT>",
