@@ -41,6 +41,10 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
@@ -175,6 +179,18 @@ def llama4(**changes):
                           num_experts_per_tok=1, floor_scale=6, attn_scale=0.2, tie_word_embeddings=False), **changes})
 
 
+def gemma4(kinds, **changes):
+    """Heads of two sizes. `kinds` says which layers have a window (S) and which attend to everything (F)."""
+    names = {"S": "sliding_attention", "F": "full_attention"}
+    return base(**{**dict(num_key_value_heads=2, hidden_size=40, intermediate_size=56, head_dim=12, global_head_dim=24,
+                          num_hidden_layers=len(kinds), layer_types=[names[kind] for kind in kinds], sliding_window=11,
+                          rms_norm_eps=1e-6, hidden_size_per_layer_input=0, vocab_size_per_layer_input=VOCAB,
+                          final_logit_softcapping=2.5, tie_word_embeddings=True,
+                          rope_parameters=dict(
+                              full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1000.0),
+                              sliding_attention=dict(rope_type="default", rope_theta=10000.0))), **changes})
+
+
 MIXTURE = dict(moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=2)
 TINY_VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, spatial_merge_size=1,
                    temporal_patch_size=1, out_hidden_size=32, num_position_embeddings=4)
@@ -260,6 +276,26 @@ FAMILIES = {
                     mm_tokens_per_image=4, image_token_index=190, boi_token_index=191, eoi_token_index=192,
                     bos_token_id=1, eos_token_id=2, pad_token_id=0),
                torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(66, None)], nested=True)),
+    # As Gemma 4 31B, in the style of the released checkpoints: values are made of what keys are made of.
+    "gemma4_text": (Gemma4TextConfig, Gemma4ForCausalLM,
+                    gemma4("SFSF", num_global_key_value_heads=1, attention_k_eq_v=True),
+                    torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(70, None)], drop=["per_layer_config"],
+                                         extra=dict(global_head_dim=24, num_global_key_value_heads=1))),
+    # As E2B and E4B: the last three layers read the K and V of others, and every layer is given values of each token.
+    "gemma4": (Gemma4Config, Gemma4ForConditionalGeneration,
+               dict(text_config=gemma4("SSFSSF", num_key_value_heads=1, hidden_size=32, head_dim=8, global_head_dim=16,
+                                       intermediate_size=40, sliding_window=9, num_kv_shared_layers=3, use_double_wide_mlp=True,
+                                       hidden_size_per_layer_input=6),
+                    vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                       num_key_value_heads=2, head_dim=8, patch_size=4, position_embedding_size=16),
+                    audio_config=None, image_token_id=190, video_token_id=191, boi_token_id=192, eoi_token_id=193,
+                    audio_token_id=194, boa_token_id=195, eoa_token_index=196),
+               torch.bfloat16, dict(margin=SMALL_MARGIN, cases=[(60, None)])),
+    # As 26B-A4B: a mixture of experts beside the feed-forward part.
+    "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM,
+                   gemma4("SSF", num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size=32, intermediate_size=28,
+                          enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=20),
+                   torch.float16, dict(margin=SMALL_MARGIN, cases=[(40, None)])),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM,
                 base(num_key_value_heads=2, hidden_size=32, head_dim=16, num_hidden_layers=3, intermediate_size=24,
                      sliding_window=10, num_local_experts=6, num_experts_per_tok=2, swiglu_limit=1.5,
@@ -498,16 +534,23 @@ FAMILIES = {
 def randomize(model, seed):
     """Weights large enough that the continuation is lively, norms and biases that would be missed if left out."""
     generator = torch.Generator().manual_seed(seed)
+    gemma4 = type(model).__name__.startswith("Gemma4")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "Gemma" in type(model).__name__ and name.endswith(("model.norm.weight", "language_model.norm.weight")):
+            if gemma4 and name.endswith(("router.scale", "per_expert_scale")):
+                parameter.copy_(1.0 + 0.3 * noise)
+            elif gemma4 and name.endswith("router.proj.weight"):
+                # What it reads is divided by the root of the width.
+                parameter.copy_(1.6 * noise)
+            elif "Gemma" in type(model).__name__ and name.endswith(("model.norm.weight", "language_model.norm.weight")):
                 # Of either sign: with a tied matrix the last token would only be repeated otherwise.
                 parameter.copy_(noise - 1.0)
             elif "norm" in name:
                 # Gemma stores what is added to one, and so do the hybrids of Qwen but for the norm of a delta net.
                 hybrid = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5")) and not name.endswith("linear_attn.norm.weight")
-                parameter.copy_(0.2 * noise if "Gemma" in type(model).__name__ or hybrid else 1.0 + 0.2 * noise)
+                gemma = "Gemma" in type(model).__name__ and not gemma4
+                parameter.copy_(0.2 * noise if gemma or hybrid else 1.0 + 0.2 * noise)
             elif name.endswith("A_log"):
                 # States that last from two tokens to many.
                 parameter.copy_(noise - 1.5)
@@ -529,7 +572,7 @@ def randomize(model, seed):
             elif "experts" in name:
                 # gpt-oss has columns before rows.
                 rows_first = type(model).__name__.startswith(
-                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2", "NemotronH"))
+                    ("Qwen3", "Deepseek", "Glm4", "GraniteMoe", "MiniMax", "Ernie", "HunYuan", "Lfm2", "NemotronH", "Gemma4"))
                 columns = parameter.shape[2 if rows_first else 1]
                 parameter.copy_(noise * (1.6 / columns ** 0.5))
             elif hasattr(model.config, "text_config") and "language_model" not in name:
@@ -545,6 +588,8 @@ def randomize(model, seed):
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 # Below zero for some experts, so that what a router puts in the place of those that are dropped shows.
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator) - 0.5)
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(1.0 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def greedy(model, prompt, smallest=MARGIN):
@@ -581,7 +626,7 @@ def make(name):
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(dtype).to(torch.float32))
             for part, buffer in model.named_buffers():
-                if part.endswith(("e_score_correction_bias", "expert_bias")):
+                if part.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                     buffer.copy_(buffer.to(dtype).to(torch.float32))
             # A model that runs in its own type scales embeddings by a number of that type.
             for module in model.modules():

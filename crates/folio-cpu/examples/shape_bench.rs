@@ -136,7 +136,9 @@ impl Bench {
                 sinks: None,
                 rope: Some(RopeId(0)),
                 q_norm: None,
+                own_kv: true,
                 k_norm: None,
+                v_norm: None,
                 norm_last: false,
                 norm_eps: 0.0,
             });

@@ -2,7 +2,8 @@
 //!
 //! Owns: cutting a step into work items, partial results, the order of merging. Must never: let that cut touch a bit.
 //!
-//! Layers with different windows attend to different chunks, so there is a plan for each window.
+//! Layers with different windows attend to different chunks, and those with heads of other sizes have other tiles, so there is a plan for each
+//! window and size.
 //!
 //! An item is a tile of query tokens of one sequence, times the query heads that share one KV head (so K and V are read
 //! once for all of them), over a range of chunks. Positions are cut into absolute chunks of [`CHUNK`]; a chunk's result for a
@@ -31,10 +32,11 @@ pub(crate) struct Item {
     pub(crate) partials: Option<(usize, usize)>,
 }
 
-/// The items of one step: the same for every layer with this window.
+/// The items of one step: the same for every layer with this window and heads of this shape.
 #[derive(Debug)]
 pub(crate) struct AttentionPlan {
     pub(crate) window: Window,
+    pub(crate) shape: Shape,
     pub(crate) items: Vec<Item>,
     /// Tiles whose partials must be merged: all chunks, and the first partial.
     pub(crate) merges: Vec<Item>,
@@ -43,7 +45,7 @@ pub(crate) struct AttentionPlan {
 }
 
 /// What the model and the machine fix.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -95,14 +97,6 @@ impl Shape {
         rows * self.key_dim.next_multiple_of(LANES)
     }
 
-    pub(crate) fn scratch_values_or_zero(&self) -> usize {
-        if self.kv_heads == 0 { 0 } else { self.scratch_values() }
-    }
-
-    pub(crate) fn partial_limit_or_zero(&self) -> usize {
-        if self.kv_heads == 0 { 0 } else { self.partial_limit() }
-    }
-
     /// f32 values of the triples of `rows` rows.
     pub(crate) fn partial_values(&self, rows: usize) -> usize {
         2 * rows.next_multiple_of(LANES) + rows * self.stride()
@@ -117,19 +111,16 @@ impl Shape {
 }
 
 impl AttentionPlan {
-    pub(crate) fn new(window: Window) -> Self {
-        Self { window, items: Vec::new(), merges: Vec::new(), used: 0 }
-    }
-
-    /// Room for any batch of `max_rows` rows, so that planning allocates nothing.
-    pub(crate) fn reserve(&mut self, max_rows: usize, shape: &Shape) {
+    /// With room for any batch of `max_rows` rows, so that planning allocates nothing.
+    pub(crate) fn new(window: Window, shape: Shape, max_rows: usize) -> Self {
         let cut = ITEMS_PER_WORKER * shape.workers;
-        self.items.reserve(max_rows * shape.kv_heads + cut * (cut + 1));
-        self.merges.reserve(cut);
+        let items = Vec::with_capacity(max_rows * shape.kv_heads + cut * (cut + 1));
+        Self { window, shape, items, merges: Vec::with_capacity(cut), used: 0 }
     }
 
     /// Cuts the batch into items, longest sequences first.
-    pub(crate) fn plan(&mut self, batch: &Batch, shape: &Shape) {
+    pub(crate) fn plan(&mut self, batch: &Batch) {
+        let shape = self.shape;
         self.items.clear();
         self.merges.clear();
         self.used = 0;
@@ -143,7 +134,7 @@ impl AttentionPlan {
             1
         };
         for span in &batch.spans {
-            self.plan_span(span, shape, pieces);
+            self.plan_span(span, &shape, pieces);
         }
         self.items.sort_unstable_by_key(|item| {
             (std::cmp::Reverse(item.chunks.len()), item.tile.first_row, item.tile.kv_head, item.chunks.start)

@@ -70,8 +70,8 @@ struct Model {
     program: Program,
     stages: Vec<Stage>,
     buffers: Buffers,
-    shape: Shape,
-    /// One for each window.
+    max_position: usize,
+    /// One for each window and shape of heads.
     plans: Vec<AttentionPlan>,
     places: Vec<RowPlace>,
     adapted: AdaptedRows,
@@ -257,22 +257,23 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         ProgramCheck { program: &program, loaded: &*self }.all()?;
         let workers = self.pool.count();
-        let shape = match (program.attention.first(), program.latent.first()) {
-            (Some(spec), _) => Shape::of(spec, workers, max_position),
-            (None, Some(spec)) => Shape::of_latents(spec, workers, max_position),
-            (None, None) => Shape { max_position, ..Shape::default() },
-        };
-        let heads_of = |spec: usize| rows_of_heads(program.attention[spec].head_dim);
-        let stages = stages::stages(&program, |spec| heads_of(spec).is_some());
-        let buffers = self.buffers(&program, &stages, &shape, max_rows, max_logit_rows).map_err(device)?;
         let mut plans: Vec<AttentionPlan> = Vec::new();
-        let windows = program.attention.iter().map(|spec| Window::of(spec.window, spec.chunked));
-        for window in windows.chain(program.latent.first().map(|_| Window::of(None, false))) {
-            if plans.iter().all(|plan| plan.window != window) {
-                plans.push(AttentionPlan::new(window));
+        let attends = program
+            .attention
+            .iter()
+            .map(|spec| (Window::of(spec.window, spec.chunked), Shape::of(spec, workers, max_position)));
+        let latent = program
+            .latent
+            .first()
+            .map(|spec| (Window::of(None, false), Shape::of_latents(spec, workers, max_position)));
+        for (window, shape) in attends.chain(latent) {
+            if plans.iter().all(|plan| (plan.window, plan.shape) != (window, shape)) {
+                plans.push(AttentionPlan::new(window, shape, max_rows));
             }
         }
-        plans.iter_mut().for_each(|plan| plan.reserve(max_rows, &shape));
+        let heads_of = |spec: usize| rows_of_heads(program.attention[spec].head_dim);
+        let stages = stages::stages(&program, |spec| heads_of(spec).is_some());
+        let buffers = self.buffers(&program, &stages, &plans, max_rows, max_logit_rows).map_err(device)?;
         let vocabulary = program.vocabulary(|table| self.matrices[table.0 as usize].rows);
         let input_width = program.input_width();
         let places = Vec::with_capacity(max_rows);
@@ -280,7 +281,7 @@ impl Backend for CpuBackend {
             program,
             stages,
             buffers,
-            shape,
+            max_position,
             plans,
             places,
             adapted: AdaptedRows::default(),
@@ -302,7 +303,7 @@ impl Backend for CpuBackend {
         self.pools = PoolSize::of(layout, blocks);
         // Rows that may be taken back leave states of their own.
         let tentative = if self.pools.iter().any(|pool| pool.is_state) { model.max_rows } else { 0 };
-        self.tables = BlockTables::new(&self.pools, model.shape.max_position).with_tentative(tentative);
+        self.tables = BlockTables::new(&self.pools, model.max_position).with_tentative(tentative);
         self.written = Written::new(blocks);
         Ok(())
     }
@@ -322,7 +323,7 @@ impl Backend for CpuBackend {
         BatchCheck {
             max_rows: model.max_rows,
             max_logit_rows: model.max_logit_rows,
-            max_position: model.shape.max_position,
+            max_position: model.max_position,
             vocabulary: model.vocabulary,
             input_width: model.input_width,
             has_features: model.program.features.is_some(),
@@ -337,7 +338,7 @@ impl Backend for CpuBackend {
         model.place(batch);
         model.adapted.find(batch, &model.places);
         model.make_room(batch).map_err(device)?;
-        model.plans.iter_mut().for_each(|plan| plan.plan(batch, &model.shape));
+        model.plans.iter_mut().for_each(|plan| plan.plan(batch));
         for claims in &model.buffers.claims {
             claims.reset();
         }
@@ -348,7 +349,7 @@ impl Backend for CpuBackend {
             matrices: &self.matrices,
             vectors: &self.vectors,
             buffers: &model.buffers,
-            shape: model.shape,
+            max_position: model.max_position,
             caches: &self.caches,
             tables: &self.tables,
             plans: &model.plans,
@@ -383,7 +384,7 @@ impl CpuBackend {
         &self,
         program: &Program,
         stages: &[Stage],
-        shape: &Shape,
+        plans: &[AttentionPlan],
         max_rows: usize,
         max_logit_rows: usize,
     ) -> Result<Buffers, CpuError> {
@@ -412,7 +413,8 @@ impl CpuBackend {
             }
             _ => None,
         });
-        let scratch = SCRATCH.max(shape.scratch_values_or_zero());
+        let most = |values: fn(&Shape) -> usize| plans.iter().map(|plan| values(&plan.shape)).max();
+        let scratch = SCRATCH.max(most(Shape::scratch_values).unwrap_or(0));
         Ok(Buffers {
             rows: layout.starts.iter().zip(&program.buffers).map(row).collect(),
             rotary: program
@@ -424,7 +426,7 @@ impl CpuBackend {
                 packed.flatten().chain(of_experts).chain(of_heads).max().unwrap_or(0),
             )?,
             logits: memory.part(layout.logits, program.head.vocab, program.head.vocab),
-            partials: Floats::dense(1, shape.partial_limit_or_zero())?,
+            partials: Floats::dense(1, most(Shape::partial_limit).unwrap_or(0))?,
             scratch: (0..self.pool.count()).map(|_| Floats::dense(1, scratch)).collect::<Result<_, _>>()?,
             experts: ExpertBuffers::new(program, max_rows, self.pool.count())?,
             adapted: Floats::zeroed(1, 0)?,

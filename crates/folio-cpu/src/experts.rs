@@ -123,8 +123,8 @@ impl Step<'_> {
         let memory = &self.buffers.experts;
         let routes = memory.routes.part(0, 2 * spec.chosen, 2 * spec.chosen);
         for row in worker.share(self.rows(), 1) {
-            let bias = spec.choice_bias.map(|bias| self.vector(bias));
-            dispatch(self.isa, Route { spec, bias, logits: logits.row(row), route: routes.row(row) });
+            let [bias, scales] = [spec.choice_bias, spec.scales].map(|id| id.map(|id| self.vector(id)));
+            dispatch(self.isa, Route { spec, bias, scales, logits: logits.row(row), route: routes.row(row) });
         }
         worker.barrier();
         let mut order = memory.orders[worker.index()].lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,6 +249,8 @@ struct Route<'a> {
     spec: &'a ExpertsSpec,
     /// [`ExpertsSpec::choice_bias`].
     bias: Option<&'a [f32]>,
+    /// [`ExpertsSpec::scales`].
+    scales: Option<&'a [f32]>,
     /// Become scores.
     logits: *mut f32,
     /// Weights, then numbers as bits.
@@ -278,7 +280,7 @@ impl Task for Route<'_> {
         }
         let (values, numbers) = route.split_at_mut(chosen);
         self.choose(scores, values, numbers);
-        for (value, number) in values.iter_mut().zip(numbers) {
+        for (value, number) in values.iter_mut().zip(&*numbers) {
             *value = scores[number.to_bits() as usize];
         }
         let sum = match routing {
@@ -296,6 +298,11 @@ impl Task for Route<'_> {
             Routing::SharesAmongChosen => values.iter().fold(0.0, |sum, value| sum + value),
         };
         values.iter_mut().for_each(|value| *value = *value / sum * self.spec.scale);
+        if let Some(scales) = self.scales {
+            for (value, number) in values.iter_mut().zip(numbers) {
+                *value *= scales[number.to_bits() as usize];
+            }
+        }
     }
 }
 
@@ -488,6 +495,7 @@ mod tests {
             groups: None,
             sum_eps: 0.0,
             scale: 1.0,
+            scales: None,
             inner: 1,
             activation: Activation::Silu,
             gate_up: MatrixId(0),
@@ -497,6 +505,9 @@ mod tests {
         }
     }
 
+    /// Where a test has any.
+    const SCALES: [f32; 4] = [0.5, 3.0, 1.0, -2.0];
+
     /// Numbers and weights.
     fn route(isa: Isa, spec: &ExpertsSpec, logits: &[f32]) -> (Vec<usize>, Vec<f32>) {
         biased(isa, spec, logits, None)
@@ -504,7 +515,8 @@ mod tests {
 
     fn biased(isa: Isa, spec: &ExpertsSpec, logits: &[f32], bias: Option<&[f32]>) -> (Vec<usize>, Vec<f32>) {
         let (mut logits, mut route) = (logits.to_vec(), vec![f32::NAN; 2 * spec.chosen]);
-        dispatch(isa, Route { spec, bias, logits: logits.as_mut_ptr(), route: route.as_mut_ptr() });
+        let scales = spec.scales.map(|_| &SCALES[..]);
+        dispatch(isa, Route { spec, bias, scales, logits: logits.as_mut_ptr(), route: route.as_mut_ptr() });
         let numbers = route[spec.chosen..].iter().map(|number| number.to_bits() as usize).collect();
         (numbers, route[..spec.chosen].to_vec())
     }
@@ -580,6 +592,19 @@ mod tests {
         let spec = ExpertsSpec { sum_eps: 1.0, ..spec(2, 2, Routing::SigmoidAmongChosen) };
         let (_, weights) = route(Isa::Scalar, &spec, &[0.0, 0.0]);
         assert_eq!(weights, [0.25, 0.25]);
+    }
+
+    #[test]
+    fn weights_are_multiplied_by_what_their_expert_has() {
+        use folio_model::program::VectorId;
+        let plain = spec(4, 2, Routing::AmongChosen);
+        let scaled = ExpertsSpec { scales: Some(VectorId(0)), ..plain.clone() };
+        let logits = [0.0, 2.0, -1.0, 1.0];
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let (numbers, weights) = route(isa, &plain, &logits);
+            assert_eq!(numbers, [1, 3]);
+            assert_eq!(route(isa, &scaled, &logits), (numbers, vec![3.0 * weights[0], -2.0 * weights[1]]));
+        }
     }
 
     /// The best expert of a group that is dropped is not chosen, nor is one of it sooner than those of a kept group below zero.

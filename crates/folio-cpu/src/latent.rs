@@ -7,6 +7,7 @@ use folio_model::program::{LatentSpec, MatrixId};
 
 use crate::ahead::Ahead;
 use crate::attend::{Attend, Window};
+use crate::attention::Shape;
 use crate::groups::{Groups, Source};
 use crate::kv::Half;
 use crate::linear::{BLOCK_ROWS, Linear, TILE_ROWS, Then};
@@ -154,7 +155,7 @@ impl Step<'_> {
     ) {
         let attend = Attend {
             isa: self.isa,
-            shape: self.shape,
+            shape: Shape::of_latents(spec, worker.count(), self.max_position),
             scale: spec.scale,
             softcap: None,
             window: Window::of(None, false),

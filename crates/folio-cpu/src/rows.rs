@@ -178,6 +178,30 @@ impl Task for Multiply {
     }
 }
 
+/// `x = activation(x, by)`
+pub(crate) struct Gate {
+    pub(crate) activation: Activation,
+    pub(crate) x: *mut f32,
+    pub(crate) by: *const f32,
+    pub(crate) width: usize,
+}
+
+impl Task for Gate {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for i in (0..self.width).step_by(LANES) {
+            let n = LANES.min(self.width - i);
+            // SAFETY: who makes the task promises `width` values behind both.
+            unsafe {
+                let (x, by) = (S::load_part(self.x.add(i), n), S::load_part(self.by.add(i), n));
+                S::store_part(self.x.add(i), n, gated::<S>(self.activation, x, by));
+            }
+        }
+    }
+}
+
 /// What xIELU is made of: factors above and below 0, the slope in 0, and where the exponential stops growing.
 #[derive(Clone, Copy)]
 pub(crate) struct Curve {

@@ -23,7 +23,7 @@ use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Split, Worker};
 use crate::recurrent::SiluTimes;
-use crate::rows::{Center, Multiply, NormPart, RmsNorm, Softcap, TopGate, XIelu, rotary_table, rotate};
+use crate::rows::{Center, Gate, Multiply, NormPart, RmsNorm, Softcap, TopGate, XIelu, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
 use crate::stages::{Product, Stage};
 
@@ -67,10 +67,10 @@ pub(crate) struct Step<'a> {
     /// Length, and values padded to whole vectors.
     pub(crate) vectors: &'a [(usize, Vec<f32>)],
     pub(crate) buffers: &'a Buffers,
-    pub(crate) shape: Shape,
+    pub(crate) max_position: usize,
     pub(crate) caches: &'a [KvCache],
     pub(crate) tables: &'a BlockTables,
-    /// One for each window.
+    /// One for each window and shape of heads.
     pub(crate) plans: &'a [AttentionPlan],
     pub(crate) places: &'a [RowPlace],
     pub(crate) adapted: &'a AdaptedRows,
@@ -273,9 +273,10 @@ impl Step<'_> {
                     row.iter_mut().for_each(|value| *value *= by);
                 }
             }
-            Op::AddRmsNorm { x, weight, eps, out } => {
+            Op::AddRmsNorm { x, weight, eps, out, times } => {
                 let (x, out) = (self.buf(x), self.buf(out));
                 let weight = self.vector(weight).as_ptr();
+                let times = times.map(|times| self.vector(times)[0]);
                 for row in worker.share(self.rows(), 1) {
                     let (from, width) = (x.row(row), x.width);
                     dispatch(self.isa, RmsNorm { x: from, weight, eps, width, out: from });
@@ -284,7 +285,28 @@ impl Step<'_> {
                         let to = std::slice::from_raw_parts_mut(out.row(row), width);
                         let from = std::slice::from_raw_parts(from, width);
                         to.iter_mut().zip(from).for_each(|(sum, value)| *sum += value);
+                        if let Some(times) = times {
+                            to.iter_mut().for_each(|sum| *sum *= times);
+                        }
                     }
+                }
+            }
+            Op::Add { x, out } => {
+                let (x, out) = (self.buf(x), self.buf(out));
+                for row in worker.share(self.rows(), 1) {
+                    // SAFETY: both rows are this worker's and `width` long, in buffers that differ.
+                    let (to, from) = unsafe {
+                        let from = std::slice::from_raw_parts(x.row(row).cast_const(), x.width);
+                        (std::slice::from_raw_parts_mut(out.row(row), x.width), from)
+                    };
+                    to.iter_mut().zip(from).for_each(|(sum, value)| *sum += value);
+                }
+            }
+            Op::Gate { x, by, first, activation } => {
+                let (x, by) = (self.buf(x), self.buf(by));
+                for row in worker.share(self.rows(), 1) {
+                    let by = by.row(row).wrapping_add(first);
+                    dispatch(self.isa, Gate { activation, x: x.row(row), by, width: x.width });
                 }
             }
         }
@@ -347,29 +369,35 @@ impl Step<'_> {
     }
 
     fn write_kv(&self, worker: &Worker<'_>, qkv: Rows, spec: &AttentionSpec) {
-        let heads = spec.heads + 2 * spec.kv_heads;
+        let heads = spec.row_heads();
         for item in worker.share(self.rows() * heads, 1) {
             self.finish_head(qkv, spec, item / heads, item % heads);
         }
     }
 
-    /// Norm and rotation of one head of q or k in place, then K or V to the cache. Heads of q come first in the row, then those
-    /// of k, then those of v. The caller owns the head.
+    /// Norm and, of q or k, rotation of one head in place, then K or V to the cache. Heads of q come first in the row, then those
+    /// of k, then those of v, if they are the layer's own. The caller owns the head.
     fn finish_head(&self, qkv: Rows, spec: &AttentionSpec, row: usize, head: usize) {
         let dim = spec.head_dim;
         let start = qkv.row(row).wrapping_add(head * dim);
         // SAFETY: the head is the caller's.
         let values = unsafe { std::slice::from_raw_parts_mut(start, dim) };
         let (keys, is_value) = (spec.heads..spec.heads + spec.kv_heads, head >= spec.heads + spec.kv_heads);
-        if !is_value {
-            let norm = if keys.contains(&head) { spec.k_norm } else { spec.q_norm };
-            let normalize = |now: bool| {
-                if let Some(norm) = norm.filter(|_| now) {
-                    let weight = self.vector(norm).as_ptr();
-                    let norm = RmsNorm { x: start, weight, eps: spec.norm_eps, width: dim, out: start };
-                    dispatch(self.isa, norm);
-                }
-            };
+        let norm = match is_value {
+            true => spec.v_norm,
+            false if keys.contains(&head) => spec.k_norm,
+            false => spec.q_norm,
+        };
+        let normalize = |now: bool| {
+            if let Some(norm) = norm.filter(|_| now) {
+                let weight = self.vector(norm).as_ptr();
+                let norm = RmsNorm { x: start, weight, eps: spec.norm_eps, width: dim, out: start };
+                dispatch(self.isa, norm);
+            }
+        };
+        if is_value {
+            normalize(true);
+        } else {
             normalize(!spec.norm_last);
             if let Some(rope) = spec.rope {
                 let table = self.buffers.rotary[rope.0 as usize].view();
@@ -400,7 +428,7 @@ impl Step<'_> {
         let window = Window::of(spec.window, spec.chunked);
         let attend = Attend {
             isa: self.isa,
-            shape: self.shape,
+            shape: Shape::of(spec, worker.count(), self.max_position),
             scale: spec.scale,
             softcap: spec.softcap,
             window,
@@ -418,8 +446,9 @@ impl Step<'_> {
 
     /// All items of the plan for its window, and what is left to merge.
     pub(crate) fn attend(&self, worker: &Worker<'_>, attend: &Attend<'_>, claims: &[Claims]) {
-        let Some(plan) = self.plans.iter().find(|plan| plan.window == attend.window) else {
-            unreachable!("a plan is made for every window of the program")
+        let fits = |plan: &&AttentionPlan| plan.window == attend.window && plan.shape == attend.shape;
+        let Some(plan) = self.plans.iter().find(fits) else {
+            unreachable!("a plan is made for every window and shape of heads of the program")
         };
         let scratch = self.buffers.scratch[worker.index()].view().row(0);
         while let Some(mut range) = claims[0].next(plan.items.len(), 1) {

@@ -250,6 +250,43 @@ fn other_norms_and_curves_agree_with_themselves_and_with_the_reference() {
     }
 }
 
+/// What layers may have of their own: other heads than others, K and V that another keeps, values of each token.
+#[test]
+fn layers_of_different_sizes_agree_with_themselves_and_with_the_reference() {
+    let mixed = Spec {
+        mixed: true,
+        layers: 5,
+        windows: &[Some(19), Some(19), None],
+        kv: KvFormat::F32,
+        vocab: 37,
+        max_rows: 128,
+        ..Spec::default()
+    };
+    for spec in [
+        // The last layer reads what the second before it with a window keeps, or the only one without.
+        mixed.clone(),
+        Spec { layers: 6, hidden: 41, weights: DType::F32, softcap: Some(3.0), ..mixed.clone() },
+        Spec { layers: 6, kv: KvFormat::Int8, kv_heads: 4, window_blocks: 2, ..mixed.clone() },
+        // Heads of 512.
+        Spec { layers: 3, head_dim: 256, kv: KvFormat::F16, rotary: 64, ..mixed },
+    ] {
+        let (len, kv) = (70, spec.kv);
+        let sequence = Sequence::new(&spec, 31, len, 0);
+        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, len, spec.vocab);
+        for isa in isas() {
+            for (threads, chunk) in [(1, 1), (3, 7), (2, len)] {
+                let logits = run_chunks(&mut cpu(&spec, 8, threads, isa), &sequence, chunk, spec.vocab);
+                let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");
+                assert_same_bits(&what, &logits, &oracle, spec.vocab);
+            }
+        }
+        let mut reference = ReferenceBackend::new();
+        load(&mut reference, &spec, 8);
+        let expected = run_chunks(&mut reference, &sequence, len, spec.vocab);
+        close(&format!("{spec:?}"), &oracle, &expected, tolerance(kv));
+    }
+}
+
 /// Few experts and many, all of them chosen and one; widths that are no whole tiles, so that experts share panels; steps small
 /// enough that workers pack for themselves, and large enough that an expert has several groups of rows.
 #[test]

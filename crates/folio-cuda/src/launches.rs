@@ -260,7 +260,7 @@ impl Launches<'_> {
                 let norm = self.norm(weight, eps);
                 rows::norm(self.driver, meta, rows, model.planes(x), norm, model.planes(out))
             }
-            Op::AddRmsNorm { x, weight, eps, out } => {
+            Op::AddRmsNorm { x, weight, eps, out, .. } => {
                 let norm = self.norm(weight, eps);
                 rows::add_norm(self.driver, meta, rows, model.planes(x), norm, model.planes(out))
             }
@@ -305,6 +305,8 @@ impl Launches<'_> {
             | Op::StateSpace { .. }
             | Op::SiluGate { .. }
             | Op::TopGate { .. }
+            | Op::Add { .. }
+            | Op::Gate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }

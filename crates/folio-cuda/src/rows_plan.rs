@@ -51,6 +51,8 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             | Op::StateSpace { .. }
             | Op::SiluGate { .. }
             | Op::TopGate { .. }
+            | Op::Add { .. }
+            | Op::Gate { .. }
             | Op::Center { .. }
             | Op::NormPart { .. }
             | Op::XIelu { .. }
@@ -79,19 +81,29 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
         }
         Op::Center { .. } => Some("layer norms"),
         Op::TopGate { .. } => Some("experts whose weight multiplies what they read"),
+        Op::Add { .. } | Op::Gate { .. } => Some("layers that are given values of each token"),
+        Op::AddRmsNorm { times: Some(_), .. } => Some("layers that multiply what they end with"),
         Op::NormPart { .. } => Some("norms of all of q and of all of k"),
         Op::XIelu { .. } => Some("xIELU activations"),
         Op::GatedLinear { activation: Activation::ReluSquared, .. } => Some(UNGATED),
         _ => None,
     };
     let routed = |spec: &&ExpertsSpec| {
-        spec.routing.is_sigmoid() || spec.choice_bias.is_some() || spec.groups.is_some() || spec.scale != 1.0
+        spec.routing.is_sigmoid()
+            || spec.choice_bias.is_some()
+            || spec.groups.is_some()
+            || spec.scale != 1.0
+            || spec.scales.is_some()
     };
+    let heads = |spec: &AttentionSpec| (spec.heads, spec.kv_heads, spec.head_dim);
+    let differ = program.attention.windows(2).any(|pair| heads(&pair[0]) != heads(&pair[1]));
     let unknown = if program.states().next().is_some() {
         Some("layers that keep a state (gated delta nets, short convolutions, Mamba-2)")
     } else if !program.latent.is_empty() || program.body.iter().any(|op| matches!(op, Op::HeadLinear { .. }))
     {
         Some("latent attention")
+    } else if differ {
+        Some("layers with heads of different sizes")
     } else if program.experts.iter().find(routed).is_some() {
         Some("experts that are chosen by sigmoids, with a bias or in groups, or that are scaled")
     } else if program.experts.iter().any(|spec| spec.activation.inputs() == 1) {
@@ -102,6 +114,10 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
         let last = attends(|spec| spec.norm_last);
         let other = chunked.then_some("attention in chunks of positions, or tempered by them");
         let other = other.or(last.then_some("norms of q and k behind the rotation"));
+        let shared = attends(|spec| !spec.own_kv);
+        let other = other.or(shared.then_some("layers that read the K and V of others"));
+        let values = attends(|spec| spec.v_norm.is_some());
+        let other = other.or(values.then_some("norms of values"));
         program.body.iter().find_map(no_kernel).or(other)
     };
     if let Some(what) = unknown {

@@ -63,6 +63,7 @@ impl Case {
             groups: None,
             sum_eps: 0.0,
             scale: 1.0,
+            scales: None,
             inner,
             activation: Activation::Silu,
             gate_up: MatrixId(0),

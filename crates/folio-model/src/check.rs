@@ -130,12 +130,11 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 self.product(x, weight, bias, out, activation.inputs())
             }
             Op::WriteKv { qkv, spec } => {
-                let spec = self.spec(spec)?;
-                same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+                same("the qkv width", self.width(qkv)?, self.spec(spec)?.row_width())
             }
             Op::Attention { qkv, spec, out } => {
                 let spec = self.spec(spec)?;
-                same("the qkv width", self.width(qkv)?, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)?;
+                same("the qkv width", self.width(qkv)?, spec.row_width())?;
                 if qkv == out {
                     return Err("input and output are one buffer".to_owned());
                 }
@@ -179,6 +178,17 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                     return Err("logits are missing, or are where the output goes".to_owned());
                 }
                 same("the output's width", self.width(out)?, self.width(x)?)
+            }
+            Op::Add { x, out } if x == out => Err("input and output are one buffer".to_owned()),
+            Op::Add { x, out } => same("the output's width", self.width(out)?, self.width(x)?),
+            Op::Gate { x, by, first, .. } => {
+                let (width, values) = (self.width(x)?, self.width(by)?);
+                match x != by && first.checked_add(width).is_some_and(|end| end <= values) {
+                    true => Ok(()),
+                    false => {
+                        Err(format!("{width} values from {first} on are not those of a row of {values}"))
+                    }
+                }
             }
             Op::Center { x, out } => same("the output's width", self.width(out)?, self.width(x)?),
             Op::NormPart { x, first, weight, parts, .. } => {
@@ -231,8 +241,9 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 }
                 same("the output's width", self.width(out)?, self.width(x)?)
             }
-            Op::AddRmsNorm { x, weight, out, .. } => {
+            Op::AddRmsNorm { x, weight, out, times, .. } => {
                 self.vector(weight, self.width(x)?)?;
+                times.map_or(Ok(()), |times| self.vector(times, 1))?;
                 if x == out {
                     return Err("input and output are one buffer".to_owned());
                 }
@@ -274,7 +285,9 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 return Err(format!("{chosen} of {count} experts cannot be chosen in {groups:?}"));
             }
         }
-        spec.choice_bias.map_or(Ok(()), |bias| self.vector(bias, count))?;
+        for vector in [spec.choice_bias, spec.scales].into_iter().flatten() {
+            self.vector(vector, count)?;
+        }
         let product = |x, matrix, bias: Option<VectorId>, each: usize| {
             let (rows, cols) = self.matrix(matrix)?;
             same("the columns of the matrix", cols, x)?;
@@ -333,14 +346,10 @@ impl<L: Loaded> ProgramCheck<'_, L> {
 
     fn specs(&self) -> Result<(), String> {
         self.latent_specs()?;
-        let Some(first) = self.program.attention.first() else { return Ok(()) };
-        if !self.program.latent.is_empty() {
+        if !self.program.attention.is_empty() && !self.program.latent.is_empty() {
             return Err("some layers have latents and some have not".to_owned());
         }
         for spec in &self.program.attention {
-            if (spec.heads, spec.kv_heads, spec.head_dim) != (first.heads, first.kv_heads, first.head_dim) {
-                return Err("layers differ in heads or head_dim".to_owned());
-            }
             if spec.kv_heads == 0
                 || spec.head_dim == 0
                 || spec.heads == 0
@@ -357,7 +366,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                     return Err(format!("{} rotary pairs exceed head_dim", rope.inv_freq.len()));
                 }
             }
-            for norm in [spec.q_norm, spec.k_norm].into_iter().flatten() {
+            for norm in [spec.q_norm, spec.k_norm, spec.v_norm].into_iter().flatten() {
                 self.vector(norm, spec.head_dim)?;
             }
             if let Some(sinks) = spec.sinks {

@@ -8,11 +8,13 @@
 mod blocks;
 mod experts;
 mod latent;
+mod layers;
 mod mamba;
 mod short_conv;
 
 pub use experts::Experts;
 pub use latent::Latent;
+pub use layers::HeadSizes;
 pub use mamba::Mamba;
 use serde_json::Value;
 pub use short_conv::ShortConv;
@@ -47,9 +49,20 @@ pub struct Config {
     pub experts: Option<Experts>,
     pub layers: usize,
     pub heads: usize,
+    /// Of layers with a window, where others have heads of their own.
     pub kv_heads: usize,
-    /// Of a query and a key, as they are projected.
+    /// Likewise, of a query and a key, as they are projected.
     pub head_dim: usize,
+    /// Heads of layers without a window, where they are others.
+    pub full_heads: Option<HeadSizes>,
+    /// Values of layers without a window are made of what their keys are made of.
+    pub full_keys_are_values: bool,
+    /// How many of the last layers read the K and V of a layer before them.
+    pub sharing_layers: usize,
+    /// The feed-forward part of those is twice as wide.
+    pub double_wide: bool,
+    /// Values that each layer is given of a token.
+    pub layer_input: Option<usize>,
     pub eps: f32,
     /// The embedding table is also the output matrix.
     pub tied: bool,
@@ -181,6 +194,7 @@ impl Config {
             None => head_dim(fields, family, hidden, heads)?,
         };
         let kv_heads = kv_heads(fields, family, heads)?;
+        layers::refuse_last_window(fields, family)?;
         let max_position =
             fields.size_opt("max_position_embeddings", POSITION_MAX)?.unwrap_or(family.max_position);
         let bias = |rule| match rule {
@@ -191,7 +205,10 @@ impl Config {
         let listed = listed_rotations(fields, family, layers)?;
         let no_experts = match &blocks {
             Some((_, feeds)) => Some("intermediate_size").filter(|_| !feeds.contains(&Feed::Experts)),
-            None => family.mixture.and_then(|mixture| Experts::absent(fields, &mixture)),
+            None => match &family.mixture {
+                Some(mixture) => Experts::absent(fields, mixture)?,
+                None => None,
+            },
         };
         let mixture = family.mixture.filter(|_| no_experts.is_none());
         let (types, feeds) = match (blocks, &mixture) {
@@ -203,6 +220,13 @@ impl Config {
         };
         let windows = windows(fields, family, types.as_deref(), &listed)?;
         let rotated = rotated_layers(family, listed, &windows);
+        let most = HeadSizes { kv_heads, head_dim };
+        let full_heads = match family.full_heads {
+            true => HeadSizes::of_full_layers(fields, heads, most, &windows)?,
+            false => None,
+        };
+        let (sharing_layers, double_wide) = layers::sharing(fields, family)?;
+        let vocab = or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?;
         let multiplier = |name: &str| match family.multipliers {
             true => Ok::<_, ModelError>(fields.positive_opt(name)?.unwrap_or(1.0)),
             false => Ok(1.0),
@@ -217,24 +241,25 @@ impl Config {
             None => Ok(None),
         };
         let rotated_dim = latent.map_or(head_dim, |latent| latent.rope_dim);
-        let rope = |part, theta| RopeConfig::parse(fields, family, part, theta, rotated_dim, max_position);
+        let rope = |part, theta, dim| RopeConfig::parse(fields, family, part, theta, dim, max_position);
         let local_rope = family.local_rope.map(|of| match of {
-            LocalRope::Own(theta) => rope(Some(RopePart::Local), theta),
-            LocalRope::Unscaled => rope(Some(RopePart::Local), family.rope_theta),
+            LocalRope::Own(theta) => rope(Some(RopePart::Local), theta, rotated_dim),
+            LocalRope::Unscaled => rope(Some(RopePart::Local), family.rope_theta, rotated_dim),
         });
         let local_rope = local_rope.transpose()?;
         if family.rope_stated && fields.value("rope_parameters").or(fields.value("rope_scaling")).is_none() {
             return Err(fields.problem("rope_scaling", "is missing, and so is rope_parameters"));
         }
         let part = local_rope.is_some().then_some(RopePart::Global);
-        let rope = rope(part, family.rope_theta)?;
+        let rotated_dim = full_heads.map_or(rotated_dim, |full| full.head_dim);
+        let rope = rope(part, family.rope_theta, rotated_dim)?;
         if latent.is_some() && rope.rotary_dim != rotated_dim {
             let problem =
                 format!("asks for {} of qk_rope_head_dim = {rotated_dim} dimensions", rope.rotary_dim);
             return Err(fields.problem("partial_rotary_factor", problem));
         }
-        Ok(Self {
-            vocab: or_default(fields, "vocab_size", VOCAB_MAX, family.vocab)?,
+        let config = Self {
+            vocab,
             hidden,
             intermediate: match (no_experts, &mixture) {
                 (Some(width), _) => fields.size(width, WIDTH_MAX)?,
@@ -248,6 +273,11 @@ impl Config {
             heads,
             kv_heads,
             head_dim,
+            full_heads,
+            full_keys_are_values: family.full_heads && fields.flag("attention_k_eq_v")?.unwrap_or(false),
+            sharing_layers,
+            double_wide,
+            layer_input: layers::layer_input(fields, family, layers, vocab)?,
             eps: fields.positive_opt(family.eps_field)?.unwrap_or(family.rms_norm_eps) as f32,
             tied: match (
                 fields.flag("tie_embedding")?.filter(|_| family.short_conv),
@@ -278,10 +308,11 @@ impl Config {
                 Some(latent) => vec![Mixer::Latent(latent); layers],
                 None => mixers(fields, family, types.as_deref(), layers)?,
             },
-            attention_scale: match family.multipliers {
-                true => multiplier("attention_multiplier")?,
-                false if latent.is_some() => query_scalar.powf(-0.5) * rope.query_factor(),
-                false => query_scalar.powf(-0.5),
+            attention_scale: match (family.multipliers, family.attention_scale) {
+                (true, _) => multiplier("attention_multiplier")?,
+                (false, Some(scale)) => scale,
+                (false, None) if latent.is_some() => query_scalar.powf(-0.5) * rope.query_factor(),
+                (false, None) => query_scalar.powf(-0.5),
             },
             attention_softcap: softcap("attn_logit_softcapping", |softcaps| softcaps.attention)?,
             logit_softcap: softcap("final_logit_softcapping", |softcaps| softcaps.logits)?,
@@ -303,7 +334,9 @@ impl Config {
             max_position,
             quantization: Quantization::parse(outer, family)?,
             family: *family,
-        })
+        };
+        config.check_sources().map_err(|problem| fields.problem("num_kv_shared_layers", problem))?;
+        Ok(config)
     }
 
     /// The mixture of experts of a layer, where it has one.
@@ -316,12 +349,8 @@ impl Config {
         self.feeds.iter().filter(|feed| **feed == Feed::Dense).count()
     }
 
-    /// Width of the feed-forward part of those.
-    pub fn dense_width(&self) -> usize {
-        self.experts.map_or(self.intermediate, |experts| experts.dense_width)
-    }
-
-    /// Weights of what mixes positions in a layer that attends to all of them, and multiply-adds of a query with one key and its value.
+    /// Weights of what mixes positions in a layer that attends to all of them, and multiply-adds of a query with one key and its value; of
+    /// layers that differ, the mean.
     pub fn attention_costs(&self) -> [f64; 2] {
         let latent = self.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Latent(latent) => Some(latent),
@@ -330,24 +359,13 @@ impl Config {
         match latent {
             Some(latent) => latent.costs(self.hidden, self.heads),
             None => {
-                let weights = self.hidden * (self.qkv_width() + self.q_width());
-                [weights as f64, 2.0 * self.q_width() as f64]
+                let mean = |width: &dyn Fn(usize) -> usize| {
+                    (0..self.layers).map(width).sum::<usize>() as f64 / self.layers as f64
+                };
+                let q = mean(&|layer| self.q_width(layer));
+                [self.hidden as f64 * (mean(&|layer| self.qkv_width(layer)) + q), 2.0 * q]
             }
         }
-    }
-
-    /// Rows of the stacked q, k and v projections.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Width of the attention output before o_proj; differs from `hidden` in some families.
-    pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
     }
 }
 
@@ -408,12 +426,14 @@ fn refuse_unsupported(fields: Fields<'_>, family: &Family) -> Result<()> {
         let what = "attention without a gate of its output (field `attn_output_gate`)".to_owned();
         return Err(unsupported(fields, what, "gated attention"));
     }
-    match fields.flag("use_bidirectional_attention")? {
-        Some(true) => {
+    match fields.value("use_bidirectional_attention") {
+        // Among the tokens of an image, which are not served.
+        Some(Value::String(whose)) if whose == "vision" => Ok(()),
+        Some(Value::Bool(false)) | None => Ok(()),
+        Some(_) => {
             let what = "attention to later tokens (field `use_bidirectional_attention`)".to_owned();
             Err(unsupported(fields, what, "causal attention"))
         }
-        _ => Ok(()),
     }
 }
 

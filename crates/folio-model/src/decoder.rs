@@ -3,15 +3,17 @@
 //! Owns: the order of operations, and which layer keeps what in which cache group. Must never: read a weight, or ask which family it is
 //! building; what differs is in [`Config`].
 
+mod feeds;
 mod mixers;
 
 use crate::backend::{DType, GroupKind, KvFormat, KvGroup, KvLayout};
-use crate::config::{Config, EmbeddingScale, Experts, Latent, Mixer};
-use crate::family::{Choice, Norms};
-use crate::kv_format::KvFormats;
-use crate::program::{Buf, ExpertsSpec, Head, MatrixId, Op, Program, VectorId};
+use crate::config::{Config, EmbeddingScale, Feed, HeadSizes, Latent, Mixer};
+use crate::family::{Choice, Norms, Shared};
+use crate::kv_format::{KeptLayer, KvFormats};
+use crate::program::{Buf, Head, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
-use crate::weights::{FeedForward, Weights};
+use crate::weights::Weights;
+use feeds::{add_input, experts_beside, feed_forward, layer_inputs, shared_expert};
 use mixers::{Place, mix};
 
 /// Of what this crate decides of the bits of K and V: rotary frequencies, decoded weights, the order of operations. Raised whenever
@@ -37,9 +39,9 @@ pub struct Tap {
     pub matrix: MatrixId,
 }
 
-/// Which cache group each layer stores what it keeps in, if it keeps anything, and the kinds of the groups, for sequences of at most
-/// `max_model_len` tokens: layers that attend to everything, whose latents are all alike, then a group for each size of window and of
-/// state. A window that holds the longest sequence is none.
+/// Which cache group each layer stores what it keeps in, if it keeps anything, or reads what another keeps; and the kinds of the groups,
+/// for sequences of at most `max_model_len` tokens: layers that attend to everything, whose heads and latents are all alike, then a group
+/// for each size of window and of state. A window that holds the longest sequence is none.
 fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<Option<usize>>) {
     let latent = latent(config).map(|latent| GroupKind::Latent { rank: latent.rank as u32 });
     let mut kinds = vec![latent.unwrap_or(GroupKind::Full)];
@@ -69,8 +71,16 @@ fn latent(config: &Config) -> Option<Latent> {
     })
 }
 
+/// Whether a layer keeps something in a cache group, and does not only read what another keeps there.
+fn keeps(config: &Config, groups: &[Option<usize>], layer: usize, group: usize) -> bool {
+    groups[layer] == Some(group) && config.kv_source(layer) == layer
+}
+
+/// Layers with heads of another size than those without a window keep theirs: they need a group of their own.
 fn window(config: &Config, layer: usize, max_model_len: usize) -> Option<u32> {
-    config.windows[layer].filter(|window| *window < max_model_len).map(|window| window as u32)
+    let window = config.windows[layer]?;
+    let none = window >= max_model_len && config.full_heads.is_none();
+    (!none).then_some(window.min(max_model_len) as u32)
 }
 
 /// Most tokens from one kept state to the next.
@@ -85,17 +95,23 @@ pub fn kv_layout(
     max_model_len: usize,
 ) -> Result<KvLayout, String> {
     let (kinds, group_of) = cache_groups(config, max_model_len);
-    let windowed: Vec<bool> = group_of.iter().map(|group| group.is_some_and(|group| group > 0)).collect();
-    let (kv_heads, head_dim) = match latent(config) {
-        Some(latent) => (1, latent.key_dim()),
-        None => (config.kv_heads, config.head_dim),
+    let kept = |layer: usize| {
+        let windowed = group_of[layer].is_some_and(|group| group > 0);
+        let head_dim = latent(config).map_or(config.head_sizes(layer).head_dim, |latent| latent.key_dim());
+        KeptLayer { head_dim, windowed, source: config.kv_source(layer) }
     };
-    let formats = formats.of_layers(head_dim, &windowed)?;
+    let formats = formats.of_layers(&(0..config.layers).map(kept).collect::<Vec<_>>())?;
     if let Some(format) = formats.iter().find(|format| latent(config).is_some() && format.is_scaled()) {
         return Err(format!("latents are kept in f32, f16 or bf16, not in {format}"));
     }
     let group = |(index, kind): (usize, GroupKind)| {
-        let layers = (0..config.layers).filter(|layer| group_of[*layer] == Some(index));
+        let layers = (0..config.layers).filter(|layer| keeps(config, &group_of, *layer, index));
+        let most = HeadSizes { kv_heads: config.kv_heads, head_dim: config.head_dim };
+        let sizes = layers.clone().next().map_or(most, |layer| config.head_sizes(layer));
+        let (kv_heads, head_dim) = match latent(config) {
+            Some(latent) => (1, latent.key_dim()),
+            None => (sizes.kv_heads, sizes.head_dim),
+        };
         match kind {
             GroupKind::State { .. } => {
                 let formats = layers.map(|_| KvFormat::F32).collect();
@@ -167,11 +183,16 @@ pub fn program(
         None => (added != 1.0).then_some((1.0 / added) as f32),
     };
     program.body.extend(scale.map(|by| Op::Scale { x, by }));
+    if let (Some(inputs), Some(width)) = (&weights.inputs, config.layer_input) {
+        let by = rounded((width as f64).sqrt(), encoding) * std::f32::consts::FRAC_1_SQRT_2;
+        layer_inputs(config, inputs, &mut program, &buffers, x, by);
+    }
     let (_, groups) = cache_groups(config, max_model_len);
     for (index, layer) in weights.layers.iter().enumerate() {
         tap(&mut program, index, x, added, tapped);
         if let (Some(mixer), Some(group)) = (&layer.mixer, groups[index]) {
-            let before = groups[..index].iter().filter(|before| **before == Some(group)).count();
+            let before = 0..config.kv_source(index);
+            let before = before.filter(|layer| keeps(config, &groups, *layer, group)).count();
             let place = Place { group: group as u32, layer: before as u32 };
             read(config, x, layer.norm, eps, buffers.normed, &mut program);
             let (mixed, weight, bias) =
@@ -180,6 +201,7 @@ pub fn program(
                 &mut program,
                 buffers.branch.zip(layer.post_norm),
                 eps,
+                None,
                 |out, add| Op::Linear { x: mixed, weight, bias, out: out.unwrap_or(x), add },
                 x,
             );
@@ -188,15 +210,36 @@ pub fn program(
         if config.family.norms != Norms::Once {
             read(config, x, layer.mlp_norm, eps, buffers.normed, &mut program);
         }
-        let last = feed_forward(config, config.experts_of(index), part, &mut program, &buffers);
-        add_block(
-            &mut program,
-            buffers.branch.zip(layer.mlp_post_norm),
-            eps,
-            |out, add| last(out.unwrap_or(x), add),
-            x,
-        );
-        shared_expert(config, part, &mut program, &buffers, x);
+        // What the layer ends with multiplies all of it.
+        let (times, times_last) =
+            if layer.input.is_some() { (None, layer.scale) } else { (layer.scale, None) };
+        if let (Some(branch), Some(weight), Some(_)) =
+            (buffers.branch, layer.mlp_post_norm, part.experts_norm)
+        {
+            experts_beside(config, index, part, &mut program, &buffers, [x, branch], eps);
+            program.body.push(Op::AddRmsNorm { x: branch, weight, eps, out: x, times });
+        } else {
+            let last = feed_forward(config, config.experts_of(index), part, index, &mut program, &buffers);
+            add_block(
+                &mut program,
+                buffers.branch.zip(layer.mlp_post_norm),
+                eps,
+                times,
+                |out, add| last(out.unwrap_or(x), add),
+                x,
+            );
+            shared_expert(config, part, &mut program, &buffers, x);
+        }
+        if let (Some(input), Some(branch)) = (&layer.input, buffers.branch) {
+            add_input(config, index, input, &mut program, &buffers, [x, branch]);
+            program.body.push(Op::AddRmsNorm {
+                x: branch,
+                weight: input.norm,
+                eps,
+                out: x,
+                times: times_last,
+            });
+        }
     }
     tap(&mut program, weights.layers.len(), x, added, tapped);
     // What the last norm reads.
@@ -251,11 +294,31 @@ fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(
     }
 }
 
+/// Buffers of one use: one for each width that some layer needs.
+struct OfWidths(Vec<(usize, Buf)>);
+
+impl OfWidths {
+    fn new(widths: impl Iterator<Item = usize>, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
+        let mut buffers: Vec<(usize, Buf)> = Vec::new();
+        for width in widths {
+            if buffers.iter().all(|(known, _)| *known != width) {
+                buffers.push((width, buffer(width)));
+            }
+        }
+        Self(buffers)
+    }
+
+    fn get(&self, width: usize) -> Buf {
+        let found = self.0.iter().find(|(known, _)| *known == width);
+        found.expect("made for the widths of all layers").1
+    }
+}
+
 /// Row buffers beside the residual stream.
 struct Buffers {
     normed: Buf,
-    qkv: Buf,
-    attended: Buf,
+    qkv: OfWidths,
+    attended: OfWidths,
     /// Of an output gate.
     gate: Buf,
     latent: LatentBuffers,
@@ -263,12 +326,13 @@ struct Buffers {
     conv: ConvBuffers,
     mamba: MambaBuffers,
     /// Of one feed-forward part.
-    inner: Buf,
+    inner: OfWidths,
     /// Of the router.
     logits: Buf,
     /// What experts read, and what they add up to, where that is not what others read and as wide as the residual stream.
     experts: [Buf; 2],
     shared: SharedBuffers,
+    inputs: InputBuffers,
     /// Of the output of a block that has a norm behind it.
     branch: Option<Buf>,
 }
@@ -309,6 +373,14 @@ struct SharedBuffers {
     gate: Buf,
 }
 
+struct InputBuffers {
+    /// What all layers are given, side by side, and what is added to it.
+    given: Buf,
+    projected: Buf,
+    /// Of one layer.
+    gate: Buf,
+}
+
 impl Buffers {
     /// Those that no layer uses stand for `none`.
     fn new(config: &Config, none: Buf, buffer: &mut impl FnMut(usize) -> Buf) -> Self {
@@ -322,11 +394,20 @@ impl Buffers {
             }
         }
         let latent = latent(config);
-        let attends = config.mixers.contains(&Mixer::Attention);
+        let attends = |layer: &usize| config.mixers[*layer] == Mixer::Attention;
+        let feeds = |layer: &usize| config.feeds[*layer] == Feed::Dense;
+        let qkv = (0..config.layers).filter(attends).map(|layer| config.qkv_width(layer));
+        let attended = (0..config.layers).filter(attends).map(|layer| config.q_width(layer));
+        let inner = (0..config.layers).filter(feeds).map(|layer| config.dense_width(layer));
+        let [qkv, attended] = [OfWidths::new(qkv, buffer), OfWidths::new(attended, buffer)];
+        let inner = OfWidths::new(inner, buffer);
+        let given = config.layer_input;
+        let beside = config.family.mixture.is_some_and(|mixture| matches!(mixture.shared, Shared::Beside(_)));
         let shared = config.experts.and_then(|experts| experts.shared);
         let top = config.family.mixture.is_some_and(|mixture| mixture.choice == Choice::Top);
         let narrow = config.experts.and_then(|experts| experts.latent);
-        let read = narrow.or(config.experts.filter(|_| top).map(|_| config.hidden));
+        let wide = |when: bool| config.experts.filter(|_| when).map(|_| config.hidden);
+        let (read, sum) = (narrow.or(wide(top)), narrow.or(wide(beside)));
         let normed = buffer(config.hidden);
         let behind = matches!(config.family.norms, Norms::Around | Norms::After);
         let branch = behind.then(|| buffer(config.hidden));
@@ -335,9 +416,9 @@ impl Buffers {
         let q_rank = latent.and_then(|latent| latent.q_rank);
         Self {
             normed,
-            qkv: some(attends.then(|| config.qkv_width())),
-            attended: some(attends.then(|| config.q_width())),
-            inner: some((config.dense_layers() > 0).then(|| config.dense_width())),
+            qkv,
+            attended,
+            inner,
             logits: some(config.experts.map(|experts| experts.count)),
             latent: LatentBuffers {
                 q_down: [some(q_rank), some(q_rank)],
@@ -347,7 +428,7 @@ impl Buffers {
                 mixed: some(of_latent(|latent| latent.rank)),
                 attended: some(of_latent(|latent| latent.value_dim)),
             },
-            gate: some(config.family.output_gate.then(|| config.q_width())),
+            gate: some(config.family.output_gate.then(|| config.q_width(0))),
             delta: DeltaBuffers {
                 qkv: some(net.map(|net| net.channels())),
                 gates: some(net.map(|net| 2 * net.value_heads)),
@@ -361,101 +442,24 @@ impl Buffers {
                 out: some(mamba.map(|mamba| mamba.width())),
             },
             conv: ConvBuffers { before: some(conv), behind: some(conv), x: some(conv) },
-            experts: [some(read), some(narrow)],
+            experts: [some(read), some(sum)],
+            inputs: InputBuffers {
+                given: some(given.map(|width| width * config.layers)),
+                projected: some(given.map(|width| width * config.layers)),
+                gate: some(given),
+            },
             shared: SharedBuffers { inner: some(shared), gate: some(shared.map(|_| 1)) },
             branch,
         }
     }
 }
 
-/// All of the feed-forward part of a layer but its last operation, which is given back as a function of where it writes.
-fn feed_forward(
-    config: &Config,
-    experts: Option<Experts>,
-    weights: &FeedForward<MatrixId, VectorId>,
-    program: &mut Program,
-    buffers: &Buffers,
-) -> impl Fn(Buf, bool) -> Op + use<> {
-    let &FeedForward { router, router_bias, choice_bias, experts_in, experts_out, .. } = weights;
-    let &FeedForward { gate_up, gate_up_bias, xielu, down, down_bias, .. } = weights;
-    let &Buffers { normed: x, inner, logits, experts: [narrow, sum], .. } = buffers;
-    let activation = config.activation;
-    let spec = program.experts.len();
-    let mixture = router.zip(experts);
-    let gated =
-        mixture.is_some() && config.family.mixture.is_some_and(|mixture| mixture.choice == Choice::Top);
-    let read = if gated { narrow } else { x };
-    match (mixture, xielu) {
-        (None, Some(weight)) => program.body.extend([
-            Op::Linear { x, weight: gate_up, bias: gate_up_bias, out: inner, add: false },
-            Op::XIelu { x: inner, weight },
-        ]),
-        (None, None) => {
-            program.body.push(Op::GatedLinear {
-                x,
-                weight: gate_up,
-                bias: gate_up_bias,
-                activation,
-                out: inner,
-            });
-        }
-        (Some((router, Experts { count, chosen, routing, groups, scale, sum_eps, .. })), _) => {
-            program.body.push(Op::Linear { x, weight: router, bias: router_bias, out: logits, add: false });
-            let matrices = ExpertsSpec {
-                count,
-                chosen,
-                routing,
-                choice_bias,
-                groups,
-                sum_eps,
-                scale: scale as f32,
-                inner: config.intermediate,
-                activation,
-                gate_up,
-                gate_up_bias,
-                down,
-                down_bias,
-            };
-            program.experts.push(matrices);
-            program.body.extend(gated.then_some(Op::TopGate { x, logits, out: narrow }));
-            program.body.extend(experts_in.into_iter().flat_map(|weight| {
-                let linear = Op::Linear { x, weight, bias: None, out: narrow, add: false };
-                [linear, Op::Experts { x: narrow, logits, spec, out: sum, add: false }]
-            }));
-        }
-    }
-    move |out, add| match (mixture, experts_out) {
-        (None, _) => Op::Linear { x: inner, weight: down, bias: down_bias, out, add },
-        (Some(_), Some(weight)) => Op::Linear { x: sum, weight, bias: None, out, add },
-        (Some(_), None) => Op::Experts { x: read, logits, spec, out, add },
-    }
-}
-
-/// Adds what the shared expert says, as strongly as it is to, if there is one. No family has one and a norm behind the feed-forward part.
-fn shared_expert(
-    config: &Config,
-    weights: &FeedForward<MatrixId, VectorId>,
-    program: &mut Program,
-    buffers: &Buffers,
-    out: Buf,
-) {
-    let &FeedForward { shared_gate_up, shared_down, shared_gate, .. } = weights;
-    let (x, &SharedBuffers { inner, gate }) = (buffers.normed, &buffers.shared);
-    let Some((gate_up, down)) = shared_gate_up.zip(shared_down) else { return };
-    let activation = config.activation;
-    program.body.push(Op::GatedLinear { x, weight: gate_up, bias: None, activation, out: inner });
-    program.body.extend(shared_gate.into_iter().flat_map(|weight| {
-        let strength = Op::Linear { x, weight, bias: None, out: gate, add: false };
-        [strength, Op::SigmoidGate { x: inner, gate }]
-    }));
-    program.body.push(Op::Linear { x: inner, weight: down, bias: None, out, add: true });
-}
-
-/// Adds what `linear` computes to the residual stream `x`: through a norm, where there is one and a buffer for it.
+/// Adds what `linear` computes to the residual stream `x`: through a norm, where there is one and a buffer for it, and then times so much.
 fn add_block(
     program: &mut Program,
     norm: Option<(Buf, VectorId)>,
     eps: f32,
+    times: Option<VectorId>,
     linear: impl Fn(Option<Buf>, bool) -> Op,
     x: Buf,
 ) {
@@ -463,7 +467,7 @@ fn add_block(
         None => program.body.push(linear(None, true)),
         Some((branch, weight)) => {
             program.body.push(linear(Some(branch), false));
-            program.body.push(Op::AddRmsNorm { x: branch, weight, eps, out: x });
+            program.body.push(Op::AddRmsNorm { x: branch, weight, eps, out: x, times });
         }
     }
 }

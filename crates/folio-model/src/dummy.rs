@@ -68,12 +68,12 @@ impl Load<ModelError> for Dummy<'_> {
         Ok(self.backend.load_matrix(&spec.label, &[view])?)
     }
 
-    /// Norms change nothing, states decay a little, convolutions take a mean; biases and sinks are zero.
+    /// Norms and scales change nothing, states decay a little, convolutions take a mean; biases and sinks are zero.
     fn vector(&mut self, spec: &WeightSpec) -> Result<VectorId> {
         let value: f32 = match spec.made {
             Made::MinusExp => -0.02,
             Made::Taps => 0.25,
-            Made::Linear { .. } if spec.label.contains("norm") => 1.0,
+            Made::Linear { .. } if spec.label.contains("norm") || spec.label.ends_with("_scale") => 1.0,
             Made::Ones { .. } => 1.0,
             Made::Linear { .. } | Made::Transposed { .. } => 0.0,
         };

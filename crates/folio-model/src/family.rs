@@ -134,6 +134,8 @@ pub struct Mixture {
     pub stored: ExpertTensors,
     /// There may be none of them: layers have the one that speaks for every token alone.
     pub optional: bool,
+    /// The boolean that says that there are any, false when absent; `None`: there always are.
+    pub switch: Option<&'static str>,
     pub choice: Choice,
     /// Default of `routed_scaling_factor`, which multiplies the weights of the chosen; `None`: there is no such factor.
     pub scale: Option<f64>,
@@ -178,6 +180,9 @@ pub enum Shared {
     Halves(&'static str),
     /// Likewise in two tensors.
     Width(&'static str),
+    /// The part that feeds forward in layers without experts, of the width that the field says: it and the experts have norms of their own,
+    /// and so has the router, which weights each expert's say by a number of its own, too.
+    Beside(&'static str),
     /// As wide as so many others: the field that says how many, and its default.
     Counted {
         field: &'static str,
@@ -261,6 +266,18 @@ pub struct Family {
     pub mlp_bias: Bias,
     /// RMS norm of q and k.
     pub qk_norm: QkNorm,
+    /// RMS norm of each head of v, without a weight.
+    pub value_norm: bool,
+    /// Layers without a window have heads of their own (`global_head_dim`, `num_global_key_value_heads`; or `per_layer_config`), and where
+    /// `attention_k_eq_v` says so, values that are made of what keys are made of.
+    pub full_heads: bool,
+    /// The last `num_kv_shared_layers` layers read the K and V of a layer before them; where `use_double_wide_mlp` says so, their
+    /// feed-forward part is twice as wide.
+    pub shares_kv: bool,
+    /// Each layer is given `hidden_size_per_layer_input` values of a token, unless that is 0.
+    pub layer_inputs: bool,
+    /// The residual stream is multiplied by a number of each layer behind it.
+    pub layer_scale: bool,
     /// What a query head attends to is multiplied by the sigmoid of a gate, whose rows follow the head's in q_proj.
     pub output_gate: bool,
     /// Every layer has latent attention, which rotates neighbouring dimensions unless `rope_interleave` is false.
@@ -301,6 +318,8 @@ pub struct Family {
     pub logit_scale: Option<f64>,
     /// Queries are scaled by the root of `query_pre_attn_scalar` (this is its default) and not of head_dim.
     pub query_scalar: Option<f64>,
+    /// What products of queries and keys are multiplied by, whatever their size.
+    pub attention_scale: Option<f64>,
     pub softcaps: Option<Softcaps>,
     pub local_rope: Option<LocalRope>,
     pub rotated: Rotated,

@@ -143,6 +143,16 @@ pub enum KvSkip {
     FullAttention,
 }
 
+/// What a layer keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptLayer {
+    pub head_dim: usize,
+    /// It has a sliding window.
+    pub windowed: bool,
+    /// The layer whose K and V it reads: itself, unless it keeps none.
+    pub source: usize,
+}
+
 impl From<KvFormat> for KvFormats {
     fn from(format: KvFormat) -> Self {
         Self { most: format, skipped: format, skip: Vec::new() }
@@ -180,10 +190,11 @@ impl KvFormats {
         if self.skip.iter().any(named) { self.skipped } else { self.most }
     }
 
-    /// The format of each layer of a model with heads of `head_dim`, of which `windowed` has one entry per layer. The error is
-    /// a sentence: a format that cannot hold such heads, or layers to skip that the model does not have.
-    pub fn of_layers(&self, head_dim: usize, windowed: &[bool]) -> Result<Vec<KvFormat>, String> {
-        let layers = windowed.len();
+    /// The format of each layer of a model. The error is a sentence: a format that cannot hold such heads, or layers to skip that the model
+    /// does not have, or that keep nothing.
+    pub fn of_layers(&self, kept: &[KeptLayer]) -> Result<Vec<KvFormat>, String> {
+        let layers = kept.len();
+        let has = |windowed: bool| kept.iter().any(|layer| layer.windowed == windowed);
         for skip in &self.skip {
             match skip {
                 KvSkip::Layer(number) if *number >= layers => {
@@ -191,21 +202,27 @@ impl KvFormats {
                         "layer {number} is to be skipped, but the model has {layers} layers, from 0"
                     ));
                 }
-                KvSkip::SlidingWindow if !windowed.contains(&true) => {
+                KvSkip::Layer(number) if kept[*number].source != *number => {
+                    let source = kept[*number].source;
+                    return Err(format!(
+                        "layer {number} is to be skipped, but it reads the K and V of layer {source} and keeps none"
+                    ));
+                }
+                KvSkip::SlidingWindow if !has(true) => {
                     return Err(
                         "sliding_window is to be skipped, but no layer of the model has a window".to_owned()
                     );
                 }
-                KvSkip::FullAttention if !windowed.contains(&false) => {
+                KvSkip::FullAttention if !has(false) => {
                     return Err("full_attention is to be skipped, but every layer of the model has a window"
                         .to_owned());
                 }
                 _ => {}
             }
         }
-        let formats = windowed.iter().enumerate().map(|(layer, windowed)| self.of(layer, *windowed));
+        let formats = kept.iter().map(|layer| self.of(layer.source, layer.windowed));
         let formats: Vec<KvFormat> = formats.collect();
-        match formats.iter().find_map(|format| format.refusal(head_dim)) {
+        match formats.iter().zip(kept).find_map(|(format, layer)| format.refusal(layer.head_dim)) {
             Some(reason) => Err(reason),
             None => Ok(formats),
         }
@@ -498,6 +515,10 @@ mod tests {
         };
         let windows = [true, true, false];
         let (i, f) = (KvFormat::Int8, KvFormat::F16);
+        let kept = |windows: &[bool], head_dim| -> Vec<KeptLayer> {
+            let layer = |(source, &windowed)| KeptLayer { head_dim, windowed, source };
+            windows.iter().enumerate().map(layer).collect()
+        };
         for (skip, expected) in [
             (&[][..], [i, i, i]),
             (&["0"], [f, i, i]),
@@ -505,13 +526,23 @@ mod tests {
             (&["sliding_window"], [f, f, i]),
             (&["full_attention", "0"], [f, i, f]),
         ] {
-            assert_eq!(skipping(skip).of_layers(64, &windows).as_deref(), Ok(&expected[..]), "{skip:?}");
+            assert_eq!(
+                skipping(skip).of_layers(&kept(&windows, 64)).as_deref(),
+                Ok(&expected[..]),
+                "{skip:?}"
+            );
         }
-        let refused = |skip, windows: &[bool]| skipping(skip).of_layers(64, windows).expect_err("refused");
+        let refused =
+            |skip, windows: &[bool]| skipping(skip).of_layers(&kept(windows, 64)).expect_err("refused");
         assert!(refused(&["3"], &windows).contains("3 layers"));
         assert!(refused(&["sliding_window"], &[false]).contains("no layer"));
         assert!(refused(&["full_attention"], &[true]).contains("every layer"));
-        assert!(skipping(&[]).of_layers(10, &windows).expect_err("refused").contains("multiple of 4"));
+        assert!(skipping(&[]).of_layers(&kept(&windows, 10)).expect_err("refused").contains("multiple of 4"));
+        let mut shared = kept(&windows, 64);
+        shared[2].source = 1;
+        let problem = skipping(&["2"]).of_layers(&shared).expect_err("refused");
+        assert!(problem.contains("layer 2") && problem.contains("layer 1"), "{problem}");
+        assert_eq!(skipping(&["1"]).of_layers(&shared).as_deref(), Ok(&[i, f, f][..]));
         assert!("last".parse::<KvSkip>().expect_err("refused").contains("last"));
     }
 

@@ -252,6 +252,8 @@ pub(crate) fn check<'a>(
     let mut bytes_of: Vec<(Encoding, u64)> = Vec::new();
     let mut parameters = 0;
     for spec in specs {
+        let values = spec.distinct().map(|part| part.picked_shape().iter().product::<usize>() as u64);
+        parameters += values.sum::<u64>();
         let mut first: Option<(&str, Encoding)> = None;
         for part in &spec.parts {
             let view = checkpoint.tensor(part)?;
@@ -271,7 +273,6 @@ pub(crate) fn check<'a>(
                 }
                 _ => first = Some((&part.name, view.encoding)),
             }
-            parameters += part.picked_shape().iter().product::<usize>() as u64;
             match bytes_of.iter_mut().find(|(encoding, _)| *encoding == view.encoding) {
                 Some((_, bytes)) => *bytes += view.size_bytes(),
                 None => bytes_of.push((view.encoding, view.size_bytes())),
@@ -294,12 +295,17 @@ fn stackable(a: Encoding, b: Encoding) -> bool {
 /// rotary tables of old checkpoints are recomputed.
 fn refuse_unexpected<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec>) -> Result<()> {
     let used: BTreeSet<&str> = specs.flat_map(|spec| &spec.parts).map(|part| part.name.as_str()).collect();
-    let layers = checkpoint.config().layers;
+    let (config, layers) = (checkpoint.config(), checkpoint.config().layers);
+    // Layers that read the K and V of others were trained with projections that nothing reads.
+    let idle = |name: &str, layer: usize| {
+        let parts = [".self_attn.k_proj.", ".self_attn.v_proj.", ".self_attn.k_norm.", ".self_attn.v_norm."];
+        config.kv_source(layer) != layer && parts.iter().any(|part| name.contains(part))
+    };
     for name in checkpoint.tensor_names() {
         let layer =
             name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
         // A GGUF file holds the decoder and nothing else, so nothing may be left over.
-        let inside = layer.map_or(checkpoint.gguf().is_some(), |layer| layer < layers);
+        let inside = layer.map_or(checkpoint.gguf().is_some(), |layer| layer < layers && !idle(name, layer));
         if inside && !used.contains(name) && !name.ends_with(".rotary_emb.inv_freq") {
             let (file, tensor) = checkpoint.stored_as(name)?;
             return Err(ModelError::UnexpectedTensor {

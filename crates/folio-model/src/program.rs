@@ -97,15 +97,29 @@ pub struct AttentionSpec {
     pub sinks: Option<VectorId>,
     /// Absent on NoPE layers.
     pub rope: Option<RopeId>,
-    /// Per-head RMS norm of q and k (Qwen3).
+    /// Its rows hold k and v, too, which it writes. Else they hold q alone, and it reads what another layer wrote in that place, of as
+    /// many heads that are as wide.
+    pub own_kv: bool,
+    /// Per-head RMS norm of q and k (Qwen3), and of v (Gemma 4).
     pub q_norm: Option<VectorId>,
     pub k_norm: Option<VectorId>,
-    /// It comes behind the rotation and not before it (Hunyuan).
+    pub v_norm: Option<VectorId>,
+    /// That of q and k comes behind the rotation and not before it (Hunyuan).
     pub norm_last: bool,
     pub norm_eps: f32,
 }
 
 impl AttentionSpec {
+    /// Heads of a row: those of q, and those of k and v where it has its own.
+    pub const fn row_heads(&self) -> usize {
+        if self.own_kv { self.heads + 2 * self.kv_heads } else { self.heads }
+    }
+
+    /// Values of a row.
+    pub const fn row_width(&self) -> usize {
+        self.row_heads() * self.head_dim
+    }
+
     /// First position that a row at `position` attends to.
     pub fn first_position(&self, position: usize) -> usize {
         match self.window.map(|window| window as usize) {
@@ -249,6 +263,8 @@ pub struct ExpertsSpec {
     pub sum_eps: f32,
     /// Weights are multiplied by it.
     pub scale: f32,
+    /// And by that of their expert: one per expert.
+    pub scales: Option<VectorId>,
     /// Width of an expert's gated values.
     pub inner: usize,
     pub activation: Activation,
@@ -385,8 +401,8 @@ pub enum Op {
     RmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
     /// `out = W.x + bias`, or `out += W.x + bias` when `add` (the residual stream).
     Linear { x: Buf, weight: MatrixId, bias: Option<VectorId>, out: Buf, add: bool },
-    /// `qkv` holds `[q heads | k heads | v heads]`: normalize and rotate q and k in place, then write k and v of every
-    /// row to the paged cache. `spec` indexes [`Program::attention`].
+    /// `qkv` holds `[q heads | k heads | v heads]`, or q heads alone ([`AttentionSpec::own_kv`]): normalize all and rotate q and k in place,
+    /// then write k and v of every row to the paged cache. `spec` indexes [`Program::attention`].
     WriteKv { qkv: Buf, spec: usize },
     /// Causal attention of the q part of `qkv` over the paged cache, read back from the cache for every position in the window.
     /// `out` is `[rows, heads * head_dim]`.
@@ -397,8 +413,9 @@ pub enum Op {
     Copy { x: Buf, out: Buf },
     /// `out[r] = features[r]`: what the batch gives each row beside its token ([`Batch::features`](crate::backend::Batch::features)).
     Input { out: Buf },
-    /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it).
-    AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
+    /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it). Then `out *= times`, which is one
+    /// value.
+    AddRmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf, times: Option<VectorId> },
     /// `[gate | up] = W.x + bias`, `out = activation(gate, up)`; `W` has twice as many rows as `out` is wide, or as many, where the
     /// activation has no gate ([`Activation::inputs`]).
     GatedLinear { x: Buf, weight: MatrixId, bias: Option<VectorId>, activation: Activation, out: Buf },
@@ -432,6 +449,10 @@ pub enum Op {
     TopGate { x: Buf, logits: Buf, out: Buf },
     /// `x *= by`, value by value.
     Multiply { x: Buf, by: Buf },
+    /// `out += x`
+    Add { x: Buf, out: Buf },
+    /// `x = activation(x, by)`, of as many values of `by` from `first` on as `x` has.
+    Gate { x: Buf, by: Buf, first: usize, activation: Activation },
     /// `out = x - mean(x)`; `out` may be `x`.
     Center { x: Buf, out: Buf },
     /// Of the values of `x` from `first` on, as many as the weight has, in `parts` equal parts of each: `v = v * weight / sqrt(mean(v^2) +
@@ -492,14 +513,14 @@ impl Op {
             }
             Op::Linear { x, out, add, .. } => [Some(x), add.then_some(out), None],
             Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None, None],
-            Op::AddRmsNorm { x, out, .. } => [Some(x), Some(out), None],
+            Op::AddRmsNorm { x, out, .. } | Op::Add { x, out } => [Some(x), Some(out), None],
             Op::Experts { x, logits, out, add, .. } => [Some(x), Some(logits), add.then_some(out)],
             Op::Convolve { x, .. } => [Some(x), None, None],
             Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
             Op::StateSpace { xbc, steps, .. } => [Some(xbc), Some(steps), None],
             Op::SiluGate { x, gate } => [Some(x), Some(gate), None],
             Op::GatedRmsNorm { x, gate, .. } | Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
-            Op::Multiply { x, by } => [Some(x), Some(by), None],
+            Op::Multiply { x, by } | Op::Gate { x, by, .. } => [Some(x), Some(by), None],
             Op::TopGate { x, logits, .. } => [Some(x), Some(logits), None],
             Op::Center { x, .. } | Op::NormPart { x, .. } | Op::XIelu { x, .. } => [Some(x), None, None],
             Op::HeadLinear { x, .. } => [Some(x), None, None],
@@ -518,6 +539,7 @@ impl Op {
             | Op::Linear { out, .. }
             | Op::GatedLinear { out, .. }
             | Op::AddRmsNorm { out, .. }
+            | Op::Add { out, .. }
             | Op::Experts { out, .. }
             | Op::Center { out, .. }
             | Op::TopGate { out, .. }
@@ -533,6 +555,7 @@ impl Op {
             | Op::GatedRmsNorm { x, .. }
             | Op::SigmoidGate { x, .. }
             | Op::Multiply { x, .. }
+            | Op::Gate { x, .. }
             | Op::SiluGate { x, .. }
             | Op::NormPart { x, .. }
             | Op::XIelu { x, .. } => x,

@@ -44,6 +44,11 @@ pub enum RopeScaling {
         original_max_position: usize,
         attention_factor: f64,
     },
+    /// Of the frequencies of whole heads the first ones, `1 / factor` of each; others are zero (Gemma 4).
+    Proportional {
+        pairs: usize,
+        factor: f64,
+    },
     /// The base is stretched by `alpha^(dim / (dim - 2))` (Hunyuan).
     NtkAlpha {
         alpha: f64,
@@ -122,13 +127,21 @@ impl RopeConfig {
         let stated = number("partial_rotary_factor")?;
         let own = family.rotary_dim.filter(|_| stated.is_none());
         let own = own.map(|name| config.size_opt(name, head_dim)).transpose()?.flatten();
-        let partial = stated.unwrap_or(family.partial_rotary);
-        let rotary_dim = own.unwrap_or((head_dim as f64 * partial) as usize);
+        let kind = nested.map(|nested| nested.text("rope_type")).transpose()?.flatten();
+        // Dimensions of a head that are not rotated have a frequency, too: none.
+        let proportional = kind == Some("proportional");
+        let partial = stated.unwrap_or(if proportional { 1.0 } else { family.partial_rotary });
+        let share = if proportional { 1.0 } else { partial };
+        let rotary_dim = own.unwrap_or((head_dim as f64 * share) as usize);
         if partial > 1.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {
             let problem = format!("is {partial}: {rotary_dim} of {head_dim} dimensions cannot be rotated");
             return Err(config.problem("partial_rotary_factor", problem));
         }
         let scaling = match nested {
+            Some(nested) if proportional => RopeScaling::Proportional {
+                pairs: (partial * head_dim as f64 / 2.0) as usize,
+                factor: nested.positive_opt("factor")?.unwrap_or(1.0),
+            },
             Some(nested) => parse_scaling(config, nested, family, rotary_dim, max_position)?,
             None => RopeScaling::None,
         };
@@ -171,6 +184,11 @@ impl RopeConfig {
             RopeScaling::LongRope { short_factor, long_factor, original_max_position, attention_factor } => {
                 let factors = if max_model_len > *original_max_position { long_factor } else { short_factor };
                 (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), *attention_factor)
+            }
+            RopeScaling::Proportional { pairs, factor } => {
+                let rest = std::iter::repeat(0.0);
+                let freqs = base.iter().take(*pairs).map(|freq| freq / factor).chain(rest);
+                (freqs.take(base.len()).collect(), 1.0)
             }
             RopeScaling::NtkAlpha { alpha } => {
                 let theta = self.theta * alpha.powf(dim / (dim - 2.0));
@@ -266,7 +284,7 @@ fn parse_scaling(
         other => Err(ModelError::Unsupported {
             file: config.file().to_owned(),
             what: format!("rope scaling `{}`", other.chars().take(60).collect::<String>()),
-            supported: "supported: default, linear, llama3, yarn, longrope".to_owned(),
+            supported: "supported: default, linear, llama3, yarn, longrope, proportional".to_owned(),
         }),
     }
 }

@@ -37,6 +37,9 @@ pub const FIXTURES: &[&str] = &[
     "gemma2",
     "gemma3_text",
     "gemma3",
+    "gemma4_text",
+    "gemma4",
+    "gemma4_moe",
     "gpt_oss",
     "qwen3_moe",
     "qwen3_moe_shares",
@@ -110,6 +113,9 @@ pub const CPU_ONLY: &[(&str, &str)] = &[
     ("apertus", "xIELU activations"),
     ("llama4_text", "experts whose weight multiplies what they read"),
     ("llama4", "experts whose weight multiplies what they read"),
+    ("gemma4_text", "layers with heads of different sizes"),
+    ("gemma4", "layers with heads of different sizes"),
+    ("gemma4_moe", "layers with heads of different sizes"),
 ];
 
 /// Those with latent attention: likewise.

@@ -4,9 +4,11 @@
 //! twice: over tensor names (what to load) and over backend ids (what was loaded), so that a matrix cannot be loaded and forgotten,
 //! or used and never loaded.
 
-use crate::config::{self, Config, DeltaNet, Feed, Mixer, ShortConv};
-use crate::family::{Choice, DeltaTensors, ExpertTensors, Fusion, Gate, Norms, QkNorm, Shared};
+mod layers;
+
+use crate::config::{self, Config, DeltaNet, ShortConv};
 use crate::program::{MatrixId, VectorId};
+use layers::LayerNames;
 
 /// One tensor of the checkpoint, or some of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +75,12 @@ pub struct WeightSpec {
 }
 
 impl WeightSpec {
+    /// Its parts, but of equal neighbours one: what is read twice is one tensor.
+    pub fn distinct(&self) -> impl Iterator<Item = &TensorSpec> {
+        let before = std::iter::once(None).chain(self.parts.iter().map(Some));
+        self.parts.iter().zip(before).filter(|(part, before)| Some(*part) != *before).map(|(part, _)| part)
+    }
+
     /// Rows and columns of the matrix that it becomes.
     pub fn matrix_shape(&self) -> [usize; 2] {
         let rows: usize = self.parts.iter().map(|part| part.picked_shape()[0]).sum();
@@ -108,6 +116,8 @@ impl Made {
 #[derive(Clone, Debug)]
 pub struct Weights<M, V> {
     pub embed: M,
+    /// What makes the values that each layer is given of a token.
+    pub inputs: Option<Inputs<M, V>>,
     pub layers: Vec<Layer<M, V>>,
     pub norm: V,
     /// Absent when tied to `embed`.
@@ -128,6 +138,9 @@ pub struct Layer<M, V> {
     pub feed_forward: Option<FeedForward<M, V>>,
     /// Of what the feed-forward part adds.
     pub mlp_post_norm: Option<V>,
+    pub input: Option<LayerInput<M, V>>,
+    /// One value, which the residual stream behind the layer is multiplied by.
+    pub scale: Option<V>,
 }
 
 /// What mixes positions.
@@ -175,15 +188,38 @@ macro_rules! weights {
 }
 
 weights! {
+    /// Of the values that all layers are given of a token, side by side.
+    Inputs {
+        /// A row for each token.
+        embed: M = matrix,
+        /// What is made of the token's embedding is added, through a norm of the values of each layer.
+        projection: M = matrix,
+        norm: V = vector,
+    }
+}
+
+weights! {
+    /// What a layer does with the values that it is given.
+    LayerInput {
+        /// Of the residual stream, as many values.
+        gate: M = matrix,
+        /// Of what comes of both, what is added to the residual stream, through a norm.
+        projection: M = matrix,
+        norm: V = vector,
+    }
+}
+
+weights! {
     /// Multi-head attention.
     Attention {
-        /// q, k and v, one below the other.
+        /// q, k and v, one below the other; q alone where k and v are another layer's.
         qkv: M = matrix,
         qkv_bias: Option<V> = some_vector,
         /// Of what each query head attends to.
         gate: Option<M> = some_matrix,
         q_norm: Option<V> = some_vector,
         k_norm: Option<V> = some_vector,
+        v_norm: Option<V> = some_vector,
         sinks: Option<V> = some_vector,
         o: M = matrix,
         o_bias: Option<V> = some_vector,
@@ -263,6 +299,15 @@ weights! {
     FeedForward {
         router: Option<M> = some_matrix,
         router_bias: Option<V> = some_vector,
+        /// Of what the router reads, where that is not what experts read.
+        router_norm: Option<V> = some_vector,
+        /// What experts' weights are multiplied by, each by its own.
+        expert_scales: Option<V> = some_vector,
+        /// Of what experts read, and of what they add up to, where there are norms of their own.
+        experts_norm: Option<V> = some_vector,
+        experts_post_norm: Option<V> = some_vector,
+        /// Of what the part that speaks for every token says, where there is one.
+        shared_post_norm: Option<V> = some_vector,
         /// Added to what experts are chosen by.
         choice_bias: Option<V> = some_vector,
         /// What experts read is made by, where it is not what all others read.
@@ -287,6 +332,7 @@ impl Weights<WeightSpec, WeightSpec> {
     /// Every matrix and vector, in the order in which it is loaded.
     pub fn iter(&self) -> impl Iterator<Item = &WeightSpec> {
         let mut list = vec![&self.embed];
+        self.inputs.iter().for_each(|inputs| inputs.list(&mut list));
         self.layers.iter().for_each(|layer| layer.list(&mut list));
         list.push(&self.norm);
         list.extend(&self.head);
@@ -296,13 +342,14 @@ impl Weights<WeightSpec, WeightSpec> {
     /// The same tree over what `matrix` and `vector` make of each, called in the order of [`Weights::iter`].
     pub fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Weights<MatrixId, VectorId>, E> {
         let embed = load.matrix(&self.embed)?;
+        let inputs = self.inputs.as_ref().map(|inputs| inputs.try_map(load)).transpose()?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             layers.push(layer.try_map(load)?);
         }
         let norm = load.vector(&self.norm)?;
         let head = self.head.as_ref().map(|head| load.matrix(head)).transpose()?;
-        Ok(Weights { embed, layers, norm, head })
+        Ok(Weights { embed, inputs, layers, norm, head })
     }
 }
 
@@ -323,6 +370,8 @@ impl Layer<WeightSpec, WeightSpec> {
             feed_forward.list(list);
         }
         list.extend(&self.mlp_post_norm);
+        self.input.iter().for_each(|input| input.list(list));
+        list.extend(&self.scale);
     }
 
     fn try_map<E>(&self, load: &mut impl Load<E>) -> Result<Layer<MatrixId, VectorId>, E> {
@@ -333,6 +382,8 @@ impl Layer<WeightSpec, WeightSpec> {
             mlp_norm: self.mlp_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
             feed_forward: self.feed_forward.as_ref().map(|part| part.try_map(load)).transpose()?,
             mlp_post_norm: self.mlp_post_norm.as_ref().map(|spec| load.vector(spec)).transpose()?,
+            input: self.input.as_ref().map(|input| input.try_map(load)).transpose()?,
+            scale: self.scale.as_ref().map(|spec| load.vector(spec)).transpose()?,
         })
     }
 }
@@ -352,12 +403,28 @@ impl MixerWeights<WeightSpec, WeightSpec> {
 /// What a checkpoint of this configuration must hold.
 pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
     let (hidden, vocab) = (config.hidden, config.vocab);
-    let table = |label: &str, name: &str| {
-        let parts = vec![TensorSpec::whole(name.to_owned(), &[vocab, hidden])];
+    let one = |label: &str, name: &str, shape: &[usize]| {
+        let parts = vec![TensorSpec::whole(name.to_owned(), shape)];
         WeightSpec { label: label.to_owned(), parts, made: Made::AS_STORED }
+    };
+    let table = |label: &str, name: &str| one(label, name, &[vocab, hidden]);
+    let inputs = |width: usize| {
+        let all = config.layers * width;
+        let norm = TensorSpec::whole("model.per_layer_projection_norm.weight".to_owned(), &[width]);
+        Inputs {
+            embed: one("inputs", "model.embed_tokens_per_layer.weight", &[vocab, all]),
+            projection: one("inputs_proj", "model.per_layer_model_projection.weight", &[all, hidden]),
+            norm: WeightSpec {
+                label: "inputs_norm".to_owned(),
+                // The same for the values of every layer; what both sources add up to is divided by the root of two.
+                parts: vec![norm; config.layers],
+                made: Made::Linear { plus: 0.0, times: std::f32::consts::FRAC_1_SQRT_2 },
+            },
+        }
     };
     Weights {
         embed: table("embed_tokens", "model.embed_tokens.weight"),
+        inputs: config.layer_input.map(inputs),
         layers: (0..config.layers).map(|index| LayerNames { config, index }.layer()).collect(),
         norm: WeightSpec {
             label: "norm".to_owned(),
@@ -366,370 +433,5 @@ pub fn weight_specs(config: &Config) -> Weights<WeightSpec, WeightSpec> {
             made: Made::Linear { plus: config.norm_offset, times: (1.0 / config.logit_divisor) as f32 },
         },
         head: (!config.tied).then(|| table("lm_head", "lm_head.weight")),
-    }
-}
-
-/// The part of a layer that holds the experts of a mixture.
-const EXPERTS: &str = "mlp.experts";
-
-/// One layer, and what its tensors are called.
-struct LayerNames<'a> {
-    config: &'a Config,
-    index: usize,
-}
-
-impl LayerNames<'_> {
-    fn layer(&self) -> Layer<WeightSpec, WeightSpec> {
-        let config = self.config;
-        // With a norm behind each block, the one that others have before the second is behind the first.
-        let norms = config.family.norms;
-        let (pre, post) = (norms != Norms::After, matches!(norms, Norms::Around | Norms::After));
-        let norm = |name: &str| self.norm(name, "", config.hidden);
-        let mixer = match config.mixers[self.index] {
-            Mixer::Attention => Some(MixerWeights::Attention(self.attention())),
-            Mixer::Latent(sizes) => Some(MixerWeights::Latent(sizes, self.latent(&sizes))),
-            Mixer::Delta(net) => Some(MixerWeights::Delta(net, self.delta(&net))),
-            Mixer::Conv(sizes) => Some(MixerWeights::Conv(sizes, self.short_conv(&sizes))),
-            Mixer::Mamba(sizes) => Some(MixerWeights::Mamba(sizes, self.mamba(&sizes))),
-            Mixer::Nothing => None,
-        };
-        let feeds = config.feeds[self.index] != Feed::Nothing;
-        let mlp_norm = match &mixer {
-            None => "input_layernorm",
-            Some(_) if post => "pre_feedforward_layernorm",
-            Some(_) => "post_attention_layernorm",
-        };
-        Layer {
-            norm: (pre && mixer.is_some()).then(|| norm("input_layernorm")),
-            post_norm: (post && mixer.is_some()).then(|| norm("post_attention_layernorm")),
-            mixer,
-            mlp_norm: (pre && feeds && norms != Norms::Once).then(|| norm(mlp_norm)),
-            feed_forward: feeds.then(|| self.feed_forward()),
-            mlp_post_norm: (post && feeds).then(|| norm("post_feedforward_layernorm")),
-        }
-    }
-
-    /// Tensors stacked along rows.
-    fn stack(&self, label: &str, parts: Vec<TensorSpec>) -> WeightSpec {
-        WeightSpec { label: format!("layers.{}.{label}", self.index), parts, made: Made::AS_STORED }
-    }
-
-    fn tensor(&self, name: &str, shape: &[usize]) -> TensorSpec {
-        TensorSpec::whole(format!("model.layers.{}.{name}", self.index), shape)
-    }
-
-    fn one(&self, label: &str, name: &str, shape: &[usize]) -> WeightSpec {
-        self.stack(label, vec![self.tensor(name, shape)])
-    }
-
-    fn norm(&self, name: &str, path: &str, width: usize) -> WeightSpec {
-        self.norm_of(name, &format!("{path}{name}.weight"), width)
-    }
-
-    fn norm_of(&self, label: &str, name: &str, width: usize) -> WeightSpec {
-        WeightSpec {
-            made: Made::Linear { plus: self.config.norm_offset, times: 1.0 },
-            ..self.one(label, name, &[width])
-        }
-    }
-
-    /// Projections of `block` and their rows, one tensor each, or a single tensor that holds them all. Without columns they are biases.
-    fn projections(
-        &self,
-        label: &str,
-        block: &str,
-        split: &[(&str, usize)],
-        fused: &str,
-        cols: Option<usize>,
-    ) -> WeightSpec {
-        let suffix = if cols.is_some() { "weight" } else { "bias" };
-        let spec = |name: &str, rows: usize| {
-            let shape: Vec<usize> = std::iter::once(rows).chain(cols).collect();
-            self.tensor(&format!("{block}.{name}.{suffix}"), &shape)
-        };
-        let mixture = self.config.family.mixture.zip(self.config.experts);
-        let parts = match (self.config.family.fusion, mixture) {
-            (Fusion::Split, Some((mixture, experts)))
-                if block == EXPERTS && mixture.stored == ExpertTensors::Each =>
-            {
-                let each = |(name, rows): &(&str, usize)| {
-                    let (name, rows) = (name.to_string(), rows / experts.count);
-                    (0..experts.count).map(move |expert| (format!("{expert}.{name}"), rows))
-                };
-                split.iter().flat_map(each).map(|(name, rows)| spec(&name, rows)).collect()
-            }
-            (Fusion::Split, Some((mixture, experts)))
-                if block == EXPERTS && mixture.stored == ExpertTensors::Halves =>
-            {
-                let stored = if split.len() == 1 { split[0].0 } else { fused };
-                let each: Vec<usize> = split.iter().map(|(_, rows)| rows / experts.count).collect();
-                let period: usize = each.iter().sum();
-                let shape: Vec<usize> = [experts.count, period].into_iter().chain(cols).collect();
-                let part = |(at, &rows): (usize, &usize)| TensorSpec {
-                    rows: Pick { period, first: each[..at].iter().sum(), rows },
-                    ..self.tensor(&format!("{block}.{stored}"), &shape)
-                };
-                each.iter().enumerate().map(part).collect()
-            }
-            (Fusion::Split, _) => split.iter().map(|(name, rows)| spec(name, *rows)).collect(),
-            (Fusion::Fused, _) => vec![spec(fused, split.iter().map(|(_, rows)| rows).sum())],
-        };
-        self.stack(label, parts)
-    }
-
-    fn attention(&self) -> Attention<WeightSpec, WeightSpec> {
-        let config = self.config;
-        let (hidden, dim, q, kv) = (config.hidden, config.head_dim, config.q_width(), config.kv_width());
-        let split = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
-        let qkv = |label, cols| self.projections(label, "self_attn", &split, "qkv_proj", cols);
-        let qk_norm = |name: &str, all: usize| match config.qk_norm {
-            QkNorm::Never | QkNorm::Stated(_) => None,
-            QkNorm::Heads | QkNorm::Rotated => Some(self.norm(name, "self_attn.", dim)),
-            QkNorm::Rows => Some(self.norm(name, "self_attn.", all)),
-            QkNorm::Unweighted(_) if config.rotated[self.index] => {
-                Some(WeightSpec { made: Made::Ones { count: dim }, ..self.stack(name, Vec::new()) })
-            }
-            QkNorm::Unweighted(_) => None,
-        };
-        // Each head's queries, and behind them its gate.
-        let gated = |rows| TensorSpec { rows, ..self.tensor("self_attn.q_proj.weight", &[2 * q, hidden]) };
-        let half = |first| Pick { period: 2 * dim, first, rows: dim };
-        let mut stacked = qkv("qkv", Some(hidden));
-        if config.family.output_gate {
-            stacked.parts[0] = gated(half(0));
-        }
-        Attention {
-            qkv: stacked,
-            qkv_bias: config.qkv_bias.then(|| qkv("qkv_bias", None)),
-            gate: config.family.output_gate.then(|| self.stack("gate", vec![gated(half(dim))])),
-            q_norm: qk_norm("q_norm", q),
-            k_norm: qk_norm("k_norm", kv),
-            sinks: config.family.sinks.then(|| self.one("sinks", "self_attn.sinks", &[config.heads])),
-            o: self.one("o_proj", "self_attn.o_proj.weight", &[hidden, q]),
-            o_bias: config.o_bias.then(|| self.one("o_bias", "self_attn.o_proj.bias", &[hidden])),
-        }
-    }
-
-    fn latent(&self, sizes: &config::Latent) -> Latent<WeightSpec, WeightSpec> {
-        let config = self.config;
-        let &config::Latent { q_rank, rank, nope_dim, rope_dim, value_dim, .. } = sizes;
-        let (hidden, heads) = (config.hidden, config.heads);
-        let queries = heads * sizes.query_dim();
-        let name = |of: &str| format!("self_attn.{of}");
-        let one = |label: &str, of: &str, shape: &[usize]| self.one(label, &name(of), shape);
-        let norm = |label: &str, of: &str, width| self.norm_of(label, &name(of), width);
-        let bias = |label: &str, of: &str, width| config.qkv_bias.then(|| one(label, of, &[width]));
-        // Of each head, rows that make its keys and then those that make its values.
-        let period = nope_dim + value_dim;
-        let of_heads = |label: &str, first, rows| {
-            let tensor = self.tensor(&name("kv_b_proj.weight"), &[heads * period, rank]);
-            self.stack(label, vec![TensorSpec { rows: Pick { period, first, rows }, ..tensor }])
-        };
-        Latent {
-            q_down: q_rank.map(|rank| one("q_down", "q_a_proj.weight", &[rank, hidden])),
-            q_down_bias: q_rank.and_then(|rank| bias("q_down_bias", "q_a_proj.bias", rank)),
-            q_norm: q_rank.map(|rank| norm("q_norm", "q_a_layernorm.weight", rank)),
-            q: match q_rank {
-                Some(rank) => one("q", "q_b_proj.weight", &[queries, rank]),
-                None => one("q", "q_proj.weight", &[queries, hidden]),
-            },
-            kv_down: one("kv_down", "kv_a_proj_with_mqa.weight", &[rank + rope_dim, hidden]),
-            kv_down_bias: bias("kv_down_bias", "kv_a_proj_with_mqa.bias", rank + rope_dim),
-            kv_norm: norm("kv_norm", "kv_a_layernorm.weight", rank),
-            absorb: match sizes.apart {
-                true => one("absorb", "k_b_proj.weight", &[heads * rank, nope_dim]),
-                false => WeightSpec {
-                    made: Made::Transposed { rows: nope_dim },
-                    ..of_heads("absorb", 0, nope_dim)
-                },
-            },
-            expand: match sizes.apart {
-                true => one("expand", "v_b_proj.weight", &[heads * value_dim, rank]),
-                false => of_heads("expand", nope_dim, value_dim),
-            },
-            o: one("o_proj", "o_proj.weight", &[hidden, heads * value_dim]),
-            o_bias: config.o_bias.then(|| one("o_bias", "o_proj.bias", &[hidden])),
-        }
-    }
-
-    fn delta(&self, net: &DeltaNet) -> Delta<WeightSpec, WeightSpec> {
-        let hidden = self.config.hidden;
-        let &DeltaNet { key_heads, value_heads, key_dim, value_dim, taps, .. } = net;
-        let (keys, values, channels) = (key_heads * key_dim, value_heads * value_dim, net.channels());
-        let name = |name: &str| format!("linear_attn.{name}");
-        let part = |of: &str, shape: &[usize]| self.tensor(&name(of), shape);
-        let picked = |of: &str, rows: usize, [period, first, count]: [usize; 3]| TensorSpec {
-            rows: Pick { period, first, rows: count },
-            ..part(of, &[rows, hidden])
-        };
-        let each = value_heads / key_heads;
-        let of_gates = |first| picked("in_proj_ba.weight", 2 * value_heads, [2 * each, first, each]);
-        let (qkv, gates, z) = match self.config.family.delta {
-            Some(DeltaTensors::ByKeyHead) => {
-                let (period, rows) = (2 * key_dim + 2 * each * value_dim, 2 * keys + 2 * values);
-                let of_head = |first, count| picked("in_proj_qkvz.weight", rows, [period, first, count]);
-                let v = 2 * key_dim;
-                (
-                    vec![of_head(0, key_dim), of_head(key_dim, key_dim), of_head(v, each * value_dim)],
-                    vec![of_gates(0), of_gates(each)],
-                    of_head(v + each * value_dim, each * value_dim),
-                )
-            }
-            stored => (
-                vec![part("in_proj_qkv.weight", &[channels, hidden])],
-                match stored {
-                    Some(DeltaTensors::GgmlByKeyHead) => vec![of_gates(0), of_gates(each)],
-                    _ => ["b", "a"]
-                        .map(|g| part(&format!("in_proj_{g}.weight"), &[value_heads, hidden]))
-                        .to_vec(),
-                },
-                part("in_proj_z.weight", &[values, hidden]),
-            ),
-        };
-        let is_decay =
-            matches!(self.config.family.delta, Some(DeltaTensors::GgmlByKeyHead | DeltaTensors::GgmlEach));
-        let decay = if is_decay { Made::AS_STORED } else { Made::MinusExp };
-        let vector = |label: &str, of: &str, shape: &[usize]| self.one(label, &name(of), shape);
-        Delta {
-            qkv: self.stack("delta_qkv", qkv),
-            taps: WeightSpec { made: Made::Taps, ..vector("taps", "conv1d.weight", &[channels, 1, taps]) },
-            gates: self.stack("delta_gates", gates),
-            decay: WeightSpec { made: decay, ..vector("decay", "A_log", &[value_heads]) },
-            step_bias: vector("step_bias", "dt_bias", &[value_heads]),
-            z: self.stack("delta_z", vec![z]),
-            norm: vector("delta_norm", "norm.weight", &[value_dim]),
-            o: vector("out_proj", "out_proj.weight", &[hidden, values]),
-        }
-    }
-
-    fn mamba(&self, sizes: &config::Mamba) -> Mamba<WeightSpec, WeightSpec> {
-        let hidden = self.config.hidden;
-        let (width, channels, heads) = (sizes.width(), sizes.channels(), sizes.heads);
-        let all = width + channels + heads;
-        let as_is = self.config.family.mamba.is_some_and(|fields| fields.decay_as_is);
-        let decay = if as_is { Made::AS_STORED } else { Made::MinusExp };
-        let rows = |label: &str, first: usize, rows: usize| {
-            let tensor = self.tensor("mamba.in_proj.weight", &[all, hidden]);
-            self.stack(label, vec![TensorSpec { rows: Pick { period: all, first, rows }, ..tensor }])
-        };
-        let vector = |label: &str, of: &str, width: usize| self.one(label, &format!("mamba.{of}"), &[width]);
-        Mamba {
-            z: rows("mamba_z", 0, width),
-            xbc: rows("mamba_xbc", width, channels),
-            steps: rows("mamba_steps", width + channels, heads),
-            taps: WeightSpec {
-                made: Made::Taps,
-                ..self.one("taps", "mamba.conv1d.weight", &[channels, 1, sizes.taps])
-            },
-            bias: sizes.bias.then(|| vector("taps_bias", "conv1d.bias", channels)),
-            decay: WeightSpec { made: decay, ..vector("decay", "A_log", heads) },
-            step_bias: vector("step_bias", "dt_bias", heads),
-            skip: vector("skip", "D", heads),
-            norm: vector("mamba_norm", "gated_norm.weight", width),
-            o: self.one("out_proj", "mamba.out_proj.weight", &[hidden, width]),
-        }
-    }
-
-    fn short_conv(&self, sizes: &ShortConv) -> Conv<WeightSpec, WeightSpec> {
-        let &ShortConv { channels, taps } = sizes;
-        let third = |label: &str, at: usize| {
-            let rows = Pick { period: 3 * channels, first: at * channels, rows: channels };
-            self.stack(
-                label,
-                vec![TensorSpec { rows, ..self.tensor("conv.in_proj.weight", &[3 * channels, channels]) }],
-            )
-        };
-        Conv {
-            before: third("conv_before", 0),
-            behind: third("conv_behind", 1),
-            x: third("conv_x", 2),
-            taps: WeightSpec {
-                made: Made::Taps,
-                ..self.one("taps", "conv.conv.weight", &[channels, 1, taps])
-            },
-            o: self.one("out_proj", "conv.out_proj.weight", &[channels, channels]),
-        }
-    }
-
-    fn feed_forward(&self) -> FeedForward<WeightSpec, WeightSpec> {
-        let config = self.config;
-        let experts = config.experts_of(self.index);
-        let (hidden, count) = (config.hidden, experts.map_or(1, |experts| experts.count));
-        let inner = if experts.is_some() { config.intermediate } else { config.dense_width() };
-        let mixture = config.family.mixture.filter(|_| experts.is_some());
-        let router_spec = |label: &str, suffix: &str, shape: &[usize]| {
-            mixture.map(|mixture| self.one(label, &format!("{}.{suffix}", mixture.router), shape))
-        };
-        let choice = mixture.map(|mixture| mixture.choice);
-        let bias_shape: &[usize] = match choice {
-            Some(Choice::BiasedShares) if mixture.is_some_and(|m| m.stored == ExpertTensors::Each) => {
-                &[1, count]
-            }
-            _ => &[count],
-        };
-        let by_bias = matches!(choice, Some(Choice::BiasedSigmoids { .. } | Choice::BiasedShares));
-        let ungated = matches!(config.family.gate, Gate::XIelu | Gate::ReluSquared);
-        // Of what experts read and write.
-        let latent = experts.and_then(|experts| experts.latent);
-        let wide = latent.unwrap_or(hidden);
-        let split = [("gate_proj", count * inner), ("up_proj", count * inner)];
-        let split = &split[usize::from(ungated)..];
-        let mlp = if mixture.is_some() { EXPERTS } else { "mlp" };
-        let gate_up = |label, cols| self.projections(label, mlp, split, "gate_up_proj", cols);
-        let down =
-            |label, cols| self.projections(label, mlp, &[("down_proj", count * wide)], "down_proj", cols);
-        let shared = experts.and_then(|experts| experts.shared);
-        let shared_form = mixture.map(|mixture| mixture.shared);
-        let is_gated = matches!(shared_form, Some(Shared::Gated(_)));
-        let in_halves = matches!(shared_form, Some(Shared::Halves(_)));
-        let name = if is_gated { "mlp.shared_expert" } else { "mlp.shared_experts" };
-        let of_shared = |part: &str, rows, cols| self.tensor(&format!("{name}{part}.weight"), &[rows, cols]);
-        // What speaks for every token elsewhere speaks alone.
-        let alone = mixture.is_none()
-            && config
-                .family
-                .mixture
-                .is_some_and(|mixture| mixture.optional && matches!(mixture.shared, Shared::Halves(_)));
-        FeedForward {
-            router: router_spec("router_weight", "weight", &[count, hidden]),
-            router_bias: router_spec("router_bias", "bias", &[count]).filter(|_| config.mlp_bias),
-            choice_bias: router_spec("choice_bias", "e_score_correction_bias", bias_shape)
-                .filter(|_| by_bias),
-            gate_up: match alone {
-                true => self.one("gate_up", "mlp.shared_experts.gate_up_proj.weight", &[2 * inner, hidden]),
-                false => gate_up("gate_up", Some(wide)),
-            },
-            gate_up_bias: config.mlp_bias.then(|| gate_up("gate_up_bias", None)),
-            experts_in: latent
-                .map(|latent| self.one("experts_in", "mlp.fc1_latent_proj.weight", &[latent, hidden])),
-            experts_out: latent
-                .map(|latent| self.one("experts_out", "mlp.fc2_latent_proj.weight", &[hidden, latent])),
-            xielu: (config.family.gate == Gate::XIelu).then(|| {
-                let part = |name: &str, shape: &[usize]| self.tensor(&format!("mlp.act_fn.{name}"), shape);
-                let parts =
-                    [part("alpha_p", &[1]), part("alpha_n", &[1]), part("beta", &[]), part("eps", &[])];
-                self.stack("xielu", parts.to_vec())
-            }),
-            down: match alone {
-                true => self.one("down_proj", "mlp.shared_experts.down_proj.weight", &[hidden, inner]),
-                false => down("down_proj", Some(inner)),
-            },
-            down_bias: config.mlp_bias.then(|| down("down_bias", None)),
-            shared_gate_up: shared.map(|inner| {
-                let parts = match in_halves {
-                    true => vec![of_shared(".gate_up_proj", 2 * inner, hidden)],
-                    false => [".gate_proj", ".up_proj"][usize::from(ungated)..]
-                        .iter()
-                        .map(|name| of_shared(name, inner, hidden))
-                        .collect(),
-                };
-                self.stack("shared_gate_up", parts)
-            }),
-            shared_down: shared
-                .map(|inner| self.stack("shared_down", vec![of_shared(".down_proj", hidden, inner)])),
-            shared_gate: shared
-                .filter(|_| is_gated)
-                .map(|_| self.stack("shared_gate", vec![of_shared("_gate", 1, hidden)])),
-        }
     }
 }

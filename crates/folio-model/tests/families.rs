@@ -5,8 +5,12 @@ mod common;
 
 use common::tensors::File;
 use common::{copy_of, load, logits, perturbed, with_config};
+use folio_model::Checkpoint;
+use folio_model::backend::{DType, GroupKind, KvGroup};
 use folio_model::config::{Config, Mixer};
-use folio_model::testing::{LOGIT_TOLERANCE, fixture, relative_difference};
+use folio_model::decoder::kv_layout;
+use folio_model::reference::ReferenceBackend;
+use folio_model::testing::{LOGIT_TOLERANCE, Runner, fixture, relative_difference};
 use serde_json::{Value, json};
 
 const NAMES: &[&str] = &[
@@ -24,6 +28,9 @@ const NAMES: &[&str] = &[
     "granite4",
     "llama4_text",
     "llama4",
+    "gemma4_text",
+    "gemma4",
+    "gemma4_moe",
 ];
 
 #[test]
@@ -33,11 +40,22 @@ fn every_tensor_moves_the_logits() {
         let expected = logits(copy.path());
         let mut file = File::read(&copy.path().join("model.safetensors"));
         let names: Vec<String> = file.tensors.keys().cloned().collect();
-        // Where xIELU's exponential stops growing is nearly 0 whatever it is; an expert may be chosen for no token.
+        // Where xIELU's exponential stops growing is nearly 0 whatever it is; an expert may be chosen for no token; the last norm takes out
+        // what the last layer is multiplied by.
+        let last = Checkpoint::open(copy.path()).unwrap().config().layers - 1;
+        let last = format!("layers.{last}.layer_scalar");
         let matters = |tensor: &&String| {
-            !["act_fn.eps", ".experts.", "vision_model.", "multi_modal_projector."]
-                .iter()
-                .any(|part| tensor.contains(part))
+            ![
+                &*last,
+                "act_fn.eps",
+                ".experts.",
+                "vision_model.",
+                "multi_modal_projector.",
+                "vision_tower.",
+                "embed_vision.",
+            ]
+            .iter()
+            .any(|part| tensor.contains(part))
         };
         for tensor in names.iter().filter(matters) {
             let stored = file.get(tensor);
@@ -58,6 +76,10 @@ fn every_field_that_is_read_moves_the_logits() {
         json!({"sliding_attention": {"rope_type": "default", "rope_theta": theta},
             "full_attention": {"rope_type": "yarn", "rope_theta": 500_000.0, "factor": factor, "beta_fast": 32.0, "beta_slow": 1.0,
                 "attention_factor": 1.2079, "original_max_position_embeddings": 32}})
+    };
+    let gemma4 = |part: f64, theta: f64, local: f64| {
+        json!({"sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": part}})
     };
     for (name, field, value) in [
         ("glm4_moe", "partial_rotary_factor", json!(0.25)),
@@ -103,6 +125,14 @@ fn every_field_that_is_read_moves_the_logits() {
         ("nemotron_h", "norm_topk_prob", json!(false)),
         ("lfm2_moe", "routed_scaling_factor", json!(1.0)),
         ("lfm2_moe", "norm_topk_prob", json!(false)),
+        ("gemma4_text", "rms_norm_eps", json!(1e-1)),
+        ("gemma4_text", "sliding_window", json!(4)),
+        ("gemma4_text", "final_logit_softcapping", json!(1.5)),
+        ("gemma4_text", "final_logit_softcapping", Value::Null),
+        ("gemma4_text", "rope_parameters", gemma4(0.5, 1000.0, 10_000.0)),
+        ("gemma4_text", "rope_parameters", gemma4(0.25, 50.0, 10_000.0)),
+        ("gemma4_text", "rope_parameters", gemma4(0.25, 1000.0, 100.0)),
+        ("gemma4_moe", "top_k_experts", json!(1)),
     ] {
         let expected = logits(&fixture(name));
         let copy = with_config(name, |config| config[field] = value.clone());
@@ -116,7 +146,11 @@ fn every_field_that_is_read_moves_the_logits() {
 
 #[test]
 fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
-    let (conv, full) = ("conv", "full_attention");
+    let (conv, full, sliding) = ("conv", "full_attention", "sliding_attention");
+    let gemma4 = |part: f64, theta: f64, local: f64| {
+        json!({"sliding_attention": {"rope_type": "default", "rope_theta": local},
+            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": part}})
+    };
     for (name, field, value, named) in [
         ("glm4_moe", "use_qk_norm", json!(false), "self_attn"),
         ("glm4_moe_air", "use_qk_norm", json!(true), "self_attn.q_norm.weight"),
@@ -208,11 +242,144 @@ fn what_does_not_fit_or_is_not_computed_is_refused_by_name() {
         ("nemotron_h_dense", "hybrid_override_pattern", json!("M-*|M"), "`|`"),
         ("lfm2_moe", "use_expert_bias", json!(false), "use_expert_bias"),
         ("lfm2_moe", "num_dense_layers", json!(2), "layers.1.mlp.gate_proj.weight"),
+        ("gemma4_text", "global_head_dim", json!(20), "layers.1.self_attn.q_proj.weight"),
+        ("gemma4_text", "global_head_dim", json!(21), "is 21, expected an even number"),
+        ("gemma4_text", "head_dim", json!(14), "layers.0.self_attn.q_proj.weight"),
+        ("gemma4_text", "num_global_key_value_heads", json!(2), "layers.1.self_attn.k_proj.weight"),
+        ("gemma4_text", "num_global_key_value_heads", json!(3), "does not divide num_attention_heads = 4"),
+        ("gemma4_text", "attention_k_eq_v", json!(false), "layers.1.self_attn"),
+        ("gemma4_text", "attention_bias", json!(true), "bias"),
+        ("gemma4_text", "num_kv_shared_layers", json!(4), "no layer before them keeps K and V as layer 0"),
+        ("gemma4_text", "num_kv_shared_layers", json!(5), "is 5 of 4 layers"),
+        ("gemma4_text", "use_bidirectional_attention", json!("all"), "use_bidirectional_attention"),
+        ("gemma4_text", "enable_moe_block", json!(true), "moe_intermediate_size"),
+        ("gemma4_text", "hidden_size_per_layer_input", json!(4), "embed_tokens_per_layer.weight"),
+        ("gemma4_text", "rope_parameters", Value::Null, "rope_parameters"),
+        ("gemma4_text", "rope_parameters", gemma4(1.5, 1000.0, 10_000.0), "partial_rotary_factor"),
+        (
+            "gemma4_text",
+            "layer_types",
+            json!(["full_attention", sliding, "full_attention", sliding]),
+            "on the last layer",
+        ),
+        (
+            "gemma4_moe",
+            "per_layer_config",
+            json!({"2": {"head_dim": 24, "rope": 1}}),
+            "field `rope` of layer 2",
+        ),
+        ("gemma4_moe", "per_layer_config", json!({"0": {"head_dim": 24}}), "other heads in layer 0"),
+        ("gemma4_moe", "per_layer_config", json!({"3": {}}), "is none of 3 layers"),
+        ("gemma4_moe", "per_layer_config", json!({}), "layers.2.self_attn.q_proj.weight"),
+        ("gemma4_moe", "enable_moe_block", json!(false), "layers.0."),
+        ("gemma4_moe", "enable_moe_block", json!("on"), "expected true or false"),
+        ("gemma4_moe", "num_experts", json!(5), "router.proj.weight"),
+        ("gemma4_moe", "top_k_experts", json!(7), "`top_k_experts` is 7, but num_experts is 6"),
+        ("gemma4_moe", "moe_intermediate_size", json!(24), "experts.gate_up_proj"),
+        ("gemma4_moe", "intermediate_size", json!(24), "mlp.gate_proj.weight"),
     ] {
         let copy = with_config(name, |config| config[field] = value.clone());
         let error = load(copy.path(), None).expect_err(field).to_string();
         assert!(error.contains(named), "{name}: {field} = {value}: {error}");
     }
+}
+
+/// What the text part of a multimodal Gemma 4 says of layers that share K and V, and of values that they are given.
+#[test]
+fn what_layers_share_and_are_given_is_read_from_the_text_part() {
+    for (field, value, named) in [
+        ("num_kv_shared_layers", json!(2), "layers.3.self_attn.k_proj.weight"),
+        ("num_kv_shared_layers", json!(4), "no layer before them keeps K and V as layer 2"),
+        ("use_double_wide_mlp", json!(false), "layers.3.mlp.gate_proj.weight"),
+        ("hidden_size_per_layer_input", json!(0), "per_layer_input_gate.weight"),
+        ("hidden_size_per_layer_input", Value::Null, "per_layer_input_gate.weight"),
+        ("vocab_size_per_layer_input", json!(100), "100 of 199 tokens"),
+        ("model_type", json!("gemma3n_text"), "`gemma3n_text`"),
+    ] {
+        let copy = with_config("gemma4", |config| config["text_config"][field] = value.clone());
+        let error = load(copy.path(), None).expect_err(field).to_string();
+        assert!(error.contains(named), "{field} = {value}: {error}");
+    }
+    // Attention among the tokens of an image changes nothing for texts.
+    let expected = logits(&fixture("gemma4"));
+    let vision = with_config("gemma4", |config| {
+        config["text_config"]["use_bidirectional_attention"] = json!("vision");
+    });
+    assert_eq!(logits(vision.path()), expected);
+}
+
+/// Layers that share keep nothing; those with other heads have a group of their own, even where a window holds every sequence.
+#[test]
+fn layers_that_differ_are_cached_apart_and_those_that_share_not_at_all() {
+    let groups = |name: &str, max_model_len: usize| -> Vec<(GroupKind, usize, usize, usize)> {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        let layout = kv_layout(checkpoint.config(), &DType::F32.into(), 16, max_model_len).unwrap();
+        let of = |group: &KvGroup| (group.kind, group.layers(), group.kv_heads, group.head_dim);
+        layout.groups.iter().map(of).collect()
+    };
+    let window = |tokens| GroupKind::Window { tokens };
+    assert_eq!(groups("gemma4_text", 64), [(GroupKind::Full, 2, 1, 24), (window(11), 2, 2, 12)]);
+    assert_eq!(groups("gemma4", 64), [(GroupKind::Full, 1, 1, 16), (window(9), 2, 1, 8)]);
+    assert_eq!(groups("gemma4", 8), [(GroupKind::Full, 1, 1, 16), (window(8), 2, 1, 8)]);
+    // What others have there.
+    assert_eq!(groups("gemma3_text", 8), [(GroupKind::Full, 4, 1, 16)]);
+    let checkpoint = Checkpoint::open(fixture("gemma4")).unwrap();
+    let config = checkpoint.config();
+    let sources: Vec<usize> = (0..6).map(|layer| config.kv_source(layer)).collect();
+    assert_eq!(sources, [0, 1, 2, 1, 1, 2]);
+    let tokens = [5u32, 90, 17, 33, 150, 8, 61, 7];
+    let logits = |length| {
+        let mut runner = Runner::load(&checkpoint, ReferenceBackend::new(), Some(length));
+        runner.forward(&tokens, &[0, 4, 7]).to_vec()
+    };
+    assert_eq!(logits(8), logits(64));
+    // Part by part, what is shared is read back from the cache.
+    let mut runner = Runner::load(&checkpoint, ReferenceBackend::new(), Some(64));
+    runner.forward(&tokens[..3], &[]);
+    let last = runner.forward(&tokens[3..], &[1, 4]).to_vec();
+    assert_eq!(last, logits(64)[config.vocab..]);
+}
+
+/// Values that are made as keys are, and a norm that all layers share, count once.
+#[test]
+fn what_is_read_twice_is_counted_once() {
+    for name in ["gemma4_text", "gemma4_moe"] {
+        let file = File::read(&fixture(name).join("model.safetensors"));
+        let stored: usize = file.tensors.values().map(|tensor| tensor.bytes.len() / 2).sum();
+        assert_eq!(load(&fixture(name), None).unwrap().parameters, stored as u64, "{name}");
+    }
+}
+
+/// What Gemma 4's configuration leaves out.
+#[test]
+fn gemma4_takes_its_defaults() {
+    let parse = |changes: Value| {
+        let mut config = json!({"model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 7, "intermediate_size": 64,
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+                "sliding_attention", "full_attention", "full_attention"],
+            "rope_parameters": {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
+        for (field, value) in changes.as_object().unwrap() {
+            config[field] = value.clone();
+        }
+        Config::parse("config.json", config.to_string().as_bytes()).map_err(|error| error.to_string())
+    };
+    let config = parse(json!({})).unwrap();
+    let sizes = |layer| (config.head_sizes(layer).kv_heads, config.head_sizes(layer).head_dim);
+    assert_eq!((config.heads, sizes(0), sizes(6)), (8, (4, 256), (4, 512)));
+    assert_eq!((config.windows[0], config.windows[5]), (Some(512), None));
+    assert_eq!((config.layer_input, config.sharing_layers, config.experts), (Some(256), 0, None));
+    assert_eq!((config.attention_scale, config.norm_offset, config.tied), (1.0, 0.0, true));
+    let table = config.rope.table(64);
+    assert_eq!((table.inv_freq.len(), table.inv_freq[63] > 0.0, table.inv_freq[64]), (256, true, 0.0));
+    assert_eq!(table.inv_freq[32], (1e6f64.powf(-64.0 / 512.0)) as f32);
+    assert_eq!(config.local_rope.unwrap().table(64).inv_freq.len(), 128);
+    // Other heads of K and V only where values are made as keys are.
+    let heads = |keys_are_values: bool| {
+        let changes = json!({"num_global_key_value_heads": 2, "attention_k_eq_v": keys_are_values});
+        parse(changes).unwrap().head_sizes(6).kv_heads
+    };
+    assert_eq!((heads(false), heads(true)), (4, 2));
 }
 
 /// As Python writes it, and transformers since version 5; limits that hold nothing are none.

@@ -202,11 +202,24 @@ fn architectures_imply_what_no_key_says() {
         ("gpt-oss", Some(("expert_gating_func", 2)), ["gpt-oss.expert_gating_func", "= 2"]),
         ("gpt-oss", Some(("rope.freq_base_swa", 5)), ["gpt-oss.rope.freq_base_swa", "one rotation"]),
         ("gemma2", Some(("expert_count", 8)), ["gemma2.expert_count", "= 8"]),
+        ("gemma2", Some(("attention.shared_kv_layers", 1)), ["gemma2.attention.shared_kv_layers", "= 1"]),
+        ("gemma4", None, ["gemma4.attention.key_length_swa", "missing"]),
+        ("gemma4", Some(("attention.key_length_swa", 8)), ["rope_freqs.weight", "missing"]),
+        ("gemma4", Some(("attention.value_length_swa", 4)), ["gemma4.attention.value_length_swa", "of 8"]),
+        ("gemma4", Some(("rope.dimension_count_swa", 4)), ["gemma4.rope.dimension_count_swa", "= 4"]),
+        (
+            "gemma4",
+            Some(("attention.shared_kv_layers", 2)),
+            ["gemma4.attention.shared_kv_layers", "is 2 of 2 layers"],
+        ),
     ] {
         let sentence = config(architecture, 2, &|writer| match wrong {
             None => writer,
             Some((suffix, value)) if architecture == "gpt-oss" => {
                 oss(writer).u32(&format!("gpt-oss.{suffix}"), value)
+            }
+            Some((suffix, value)) if architecture == "gemma4" && suffix != "attention.key_length_swa" => {
+                writer.u32("gemma4.attention.key_length_swa", 8).u32(&format!("gemma4.{suffix}"), value)
             }
             Some((suffix, value)) => writer.u32(&format!("{architecture}.{suffix}"), value),
         });

@@ -73,7 +73,7 @@ fn blocks_of_a_group_are_a_multiple_of_those_of_the_first() {
 
 #[test]
 fn unsupported_models_are_named() {
-    const SUPPORTED: &str = "llama, llama4_text, llama4, mistral, mistral3, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5_text, qwen3_5, qwen3_5_moe_text, qwen3_5_moe, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, glm4_moe, olmo2, olmo3, minimax_m2, smollm3, phi3, granite, granitemoe, granitemoeshared, granitemoehybrid, nemotron_h, cohere2, apertus, hunyuan_v1_dense, hunyuan_v1_moe, lfm2, lfm2_moe, seed_oss, exaone4, ernie4_5, ernie4_5_moe, gemma2, gemma3_text, gemma3, gpt_oss";
+    const SUPPORTED: &str = "llama, llama4_text, llama4, mistral, mistral3, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next, qwen3_5_text, qwen3_5, qwen3_5_moe_text, qwen3_5_moe, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, glm4_moe, olmo2, olmo3, minimax_m2, smollm3, phi3, granite, granitemoe, granitemoeshared, granitemoehybrid, nemotron_h, cohere2, apertus, hunyuan_v1_dense, hunyuan_v1_moe, lfm2, lfm2_moe, seed_oss, exaone4, ernie4_5, ernie4_5_moe, gemma2, gemma3_text, gemma3, gemma4_text, gemma4, gpt_oss";
     let cases: Vec<(Value, &[&str])> = vec![
         (json!({"model_type": "gemma3n"}), &["config.json", "`gemma3n`", SUPPORTED]),
         (
@@ -340,6 +340,15 @@ fn weights_that_the_decoder_would_ignore_are_refused() {
         config["sliding_window"] = json!(null);
     });
     assert_names(&sentence, &["`model.layers.0.self_attn.k_norm.weight`", "mistral decoder"]);
+
+    // Nothing reads what layers that share K and V were trained with.
+    for (tensor, read) in [("layers.3.self_attn.k_proj", false), ("layers.2.self_attn.v_norm", true)] {
+        let copy = copy_of("gemma4");
+        let name = format!("model.language_model.{tensor}.weight");
+        add_empty_tensor(copy.path(), &name, "BF16");
+        let loaded = load(copy.path(), None).map_err(|error| error.to_string());
+        assert_eq!(loaded.err().map(|error| error.contains(&name)), read.then_some(true), "{tensor}");
+    }
 
     let copy = copy_of("llama3");
     for harmless in ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.2.mlp.up_proj.weight"] {

@@ -681,11 +681,11 @@ fn said_by_transformers(name: &str) -> [Vec<u64>; 2] {
     ["prompt", "greedy"].map(|field| ids(&expected["cases"][0][field]))
 }
 
-/// Layers that keep a state, or latents, through the API: the tokens that transformers chooses, and what follows them from what was kept.
+/// Layers that keep a state, or latents, or read the K and V of others, through the API: the tokens that transformers chooses, and what follows them from what was kept.
 #[test]
-fn states_and_latents_say_what_transformers_says_and_go_on_from_what_is_kept() {
+fn states_latents_and_shared_kv_say_what_transformers_says_and_go_on_from_what_is_kept() {
     use folio_model::testing::{HYBRIDS, LATENT};
-    for name in HYBRIDS.iter().chain(LATENT) {
+    for name in HYBRIDS.iter().chain(LATENT).chain(&["gemma4"]) {
         let fixture = folio_model::testing::fixture(name);
         let (folder, [prompt, greedy]) = (servable(&fixture), said_by_transformers(name));
         let model = folder.path().to_str().expect("a path");

@@ -43,6 +43,9 @@ pub struct Spec {
     pub experts: Option<(usize, usize, Routing)>,
     /// Layer norms, norms of all of q and of all of k, those of heads behind the rotation, xIELU and a product of values.
     pub others: bool,
+    /// Layers without a window have half as many heads of K and V, all heads twice as wide; the last layer reads the K and V of the last
+    /// before it with a window as it has; v is normalized, and layers are given values of each token and multiply what they end with.
+    pub mixed: bool,
     /// Rotary pairs; 0 is none.
     pub rotary: usize,
     pub max_rows: usize,
@@ -54,6 +57,26 @@ pub struct Spec {
 impl Spec {
     fn window(&self, layer: usize) -> Option<u32> {
         self.windows[layer % self.windows.len()]
+    }
+
+    /// Heads of K and V of a layer with this window, and values of all its heads.
+    fn sizes(&self, window: Option<u32>) -> (usize, usize) {
+        match self.mixed && window.is_none() {
+            true => (self.kv_heads / 2, 2 * self.head_dim),
+            false => (self.kv_heads, self.head_dim),
+        }
+    }
+
+    /// The layer whose K and V a layer reads.
+    fn source(&self, layer: usize) -> usize {
+        let shares = self.mixed && layer + 1 == self.layers;
+        let before = (0..layer).rev().find(|before| self.window(*before) == self.window(layer));
+        before.filter(|_| shares).unwrap_or(layer)
+    }
+
+    /// Layers that keep K and V with this window, of the first `layers`.
+    fn keeping(&self, window: Option<u32>, layers: usize) -> usize {
+        (0..layers).filter(|layer| self.window(*layer) == window && self.source(*layer) == *layer).count()
     }
 
     /// Tokens of a block of a group.
@@ -97,6 +120,7 @@ impl Default for Spec {
             sinks: false,
             experts: None,
             others: false,
+            mixed: false,
             rotary: 8,
             max_rows: 700,
             max_position: 1024,
@@ -104,6 +128,9 @@ impl Default for Spec {
         }
     }
 }
+
+/// Values that a layer is given of a token.
+const GIVEN: usize = 7;
 
 /// xorshift: the same numbers everywhere.
 pub struct Random(pub u64);
@@ -172,35 +199,55 @@ impl<B: Backend> Loader<'_, B> {
 
 /// Loads the decoder and a cache of `blocks` blocks.
 pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
-    let qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
-    let wide = spec.heads * spec.head_dim;
     let logits_width = spec.experts.map_or(0, |(count, ..)| count);
-    let buffers = vec![spec.hidden, spec.hidden, qkv, wide, spec.ffn, logits_width, spec.ffn];
-    let [x, normed, qkv_buf, attended, inner, logits, second] = [0, 1, 2, 3, 4, 5, 6].map(Buf);
+    let mut buffers = vec![spec.hidden, spec.hidden, spec.ffn, logits_width, spec.ffn];
+    let [x, normed, inner, logits, second] = [0, 1, 2, 3, 4].map(Buf);
+    let mut buffer = |width: usize| {
+        buffers.push(width);
+        Buf(buffers.len() as u32 - 1)
+    };
     let mut load = Loader { backend, random: Random(0x5eed), spec };
     let embedding = load.matrix(spec.vocab, spec.hidden, spec.nan_token);
     let mut body = vec![Op::Embed { table: embedding, out: x }];
+    let given = spec.mixed.then(|| [buffer(GIVEN * spec.layers), buffer(GIVEN * spec.layers), buffer(GIVEN)]);
+    if let Some([out, projected, _]) = given {
+        let all = GIVEN * spec.layers;
+        let (table, weight) = (load.matrix(spec.vocab, all, None), load.matrix(all, spec.hidden, None));
+        let norm = load.vector(all, 1.0, 0.2);
+        body.extend([
+            Op::Embed { table, out },
+            Op::Linear { x, weight, bias: None, out: projected, add: false },
+            Op::NormPart { x: projected, first: 0, weight: norm, eps: 1e-5, parts: spec.layers },
+            Op::Add { x: projected, out },
+        ]);
+    }
     let (mut attention, mut experts) = (Vec::new(), Vec::new());
     for layer in 0..spec.layers {
+        let (window, source) = (spec.window(layer), spec.source(layer));
+        let (kv_heads, head_dim) = spec.sizes(window);
+        let wide = spec.heads * head_dim;
+        let qkv = wide + if source == layer { 2 * kv_heads * head_dim } else { 0 };
+        let (qkv_buf, attended) = (buffer(qkv), buffer(wide));
         let norm = load.vector(spec.hidden, 1.0, 0.2);
-        let norms = spec.qk_norm.then(|| [0; 2].map(|_| load.vector(spec.head_dim, 1.0, 0.2)));
+        let norms = spec.qk_norm.then(|| [0; 2].map(|_| load.vector(head_dim, 1.0, 0.2)));
         let sinks = spec.sinks.then(|| load.vector(spec.heads, 0.5, 1.0));
-        let window = spec.window(layer);
         attention.push(AttentionSpec {
             group: spec.groups().iter().position(|known| *known == window).expect("a group") as u32,
-            layer: (0..layer).filter(|before| spec.window(*before) == window).count() as u32,
+            layer: spec.keeping(window, source) as u32,
             heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            scale: 1.7 * (spec.head_dim as f32).powf(-0.5),
+            kv_heads,
+            head_dim,
+            scale: 1.7 * (head_dim as f32).powf(-0.5),
             softcap: spec.softcap,
             window,
             chunked: spec.others && window.is_some(),
             temper: spec.others.then_some(Temper { scale: 0.1, every: 7 }),
             sinks,
             rope: (spec.rotary > 0).then_some(RopeId(0)),
+            own_kv: source == layer,
             q_norm: norms.map(|n| n[0]),
             k_norm: norms.map(|n| n[1]),
+            v_norm: spec.mixed.then(|| load.vector(head_dim, 1.0, 0.2)),
             norm_last: spec.others,
             norm_eps: 1e-6,
         });
@@ -215,7 +262,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         read(&mut body, norm);
         body.push(Op::Linear { x: normed, weight, bias: qkv_bias, out: qkv_buf, add: false });
         if spec.others {
-            for (first, width) in [(0, wide), (wide, spec.kv_heads * spec.head_dim)] {
+            for (first, width) in [(0, wide), (wide, kv_heads * head_dim)] {
                 let weight = load.vector(width, 1.0, 0.2);
                 body.push(Op::NormPart { x: qkv_buf, first, weight, eps: 1e-5, parts: 2 });
             }
@@ -240,6 +287,7 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
                 groups: None,
                 sum_eps: 0.0,
                 scale: 1.0,
+                scales: (count > 4).then(|| load.vector(count, 1.0, 0.4)),
                 inner: spec.ffn,
                 activation: Activation::SwigluOai { alpha: 1.702, limit: 1.0 },
                 gate_up: load.matrix(2 * count * spec.ffn, spec.hidden, None),
@@ -270,6 +318,17 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
         body.push(Op::GatedLinear { x: normed, weight, bias: gate_bias, activation, out: inner });
         let weight = load.matrix(spec.hidden, spec.ffn, None);
         body.push(Op::Linear { x: inner, weight, bias: None, out: x, add: true });
+        if let Some([by, _, gate]) = given {
+            let [weight, projection] =
+                [load.matrix(GIVEN, spec.hidden, None), load.matrix(spec.hidden, GIVEN, None)];
+            let (norm, times) = (load.vector(spec.hidden, 1.0, 0.2), Some(load.vector(1, 1.0, 0.3)));
+            body.extend([
+                Op::Linear { x, weight, bias: None, out: gate, add: false },
+                Op::Gate { x: gate, by, first: GIVEN * layer, activation: Activation::GeluTanh },
+                Op::Linear { x: gate, weight: projection, bias: None, out: normed, add: false },
+                Op::AddRmsNorm { x: normed, weight: norm, eps: 1e-5, out: x, times },
+            ]);
+        }
     }
     let norm = load.vector(spec.hidden, 1.0, 0.2);
     let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab, softcap: None };
@@ -280,9 +339,9 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let group = |window: &Option<u32>| KvGroup {
         kind: window.map_or(GroupKind::Full, |tokens| GroupKind::Window { tokens }),
         block_tokens: spec.tokens_of(*window),
-        kv_heads: spec.kv_heads,
-        head_dim: spec.head_dim,
-        formats: vec![spec.kv; (0..spec.layers).filter(|layer| spec.window(*layer) == *window).count()],
+        kv_heads: spec.sizes(*window).0,
+        head_dim: spec.sizes(*window).1,
+        formats: vec![spec.kv; spec.keeping(*window, spec.layers)],
     };
     let groups: Vec<KvGroup> = spec.groups().iter().map(group).collect();
     let blocks = vec![blocks; groups.len()];

@@ -29,7 +29,9 @@ pub fn spec(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
         sinks: None,
         rope: None,
         q_norm: None,
+        own_kv: true,
         k_norm: None,
+        v_norm: None,
         norm_last: false,
         norm_eps: 1e-6,
     }

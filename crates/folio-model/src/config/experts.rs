@@ -37,12 +37,17 @@ pub struct Experts {
 
 impl Experts {
     /// The field with the width of the feed-forward part of a family that may have no experts, where it has none.
-    pub(super) fn absent(fields: Fields<'_>, mixture: &Mixture) -> Option<&'static str> {
+    pub(super) fn absent(fields: Fields<'_>, mixture: &Mixture) -> Result<Option<&'static str>> {
         let none = fields.value("num_local_experts").and_then(Value::as_u64) == Some(0);
-        match mixture.shared {
+        let off = match mixture.switch {
+            Some(switch) => !fields.flag(switch)?.unwrap_or(false),
+            None => false,
+        };
+        Ok(match mixture.shared {
+            _ if off => Some(mixture.dense_inner),
             Shared::Halves(field) | Shared::Width(field) if mixture.optional && none => Some(field),
             _ => None,
-        }
+        })
     }
 
     pub(super) fn parse(
@@ -65,7 +70,7 @@ impl Experts {
                 fields.problem(name, format!("is {count}: together they have more than {ROWS_MAX} rows"))
             );
         }
-        let stated = named(fields, &["num_experts_per_tok", "moe_k", "moe_topk"])?;
+        let stated = named(fields, &["num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"])?;
         let (chosen_name, chosen) = stated.unwrap_or(("num_experts_per_tok", mixture.chosen));
         if chosen > count {
             return Err(fields.problem(chosen_name, format!("is {chosen}, but {name} is {count}")));
@@ -80,7 +85,7 @@ impl Experts {
         }
         let shared = match mixture.shared {
             Shared::Never => None,
-            Shared::Gated(field) => Some(fields.size(field, WIDTH_MAX)?),
+            Shared::Gated(field) | Shared::Beside(field) => Some(fields.size(field, WIDTH_MAX)?),
             Shared::Halves(field) | Shared::Width(field) => {
                 fields.integer_opt(field, WIDTH_MAX)?.filter(|width| *width > 0)
             }

@@ -25,7 +25,7 @@ pub(super) fn mix(
     match mixer {
         MixerWeights::Attention(attention) => {
             attend(config, index, attention, program, buffers, place, max_model_len);
-            (buffers.attended, attention.o, attention.o_bias)
+            (buffers.attended.get(config.q_width(index)), attention.o, attention.o_bias)
         }
         MixerWeights::Latent(sizes, latent) => {
             latent_attention(config, sizes, latent, program, &buffers.latent, x, place);
@@ -63,15 +63,18 @@ fn attend(
     place: Place,
     max_model_len: usize,
 ) {
-    let &Buffers { normed, qkv, attended, gate, .. } = buffers;
+    let &Buffers { normed, gate, .. } = buffers;
+    let qkv = buffers.qkv.get(config.qkv_width(index));
+    let attended = buffers.attended.get(config.q_width(index));
+    let sizes = config.head_sizes(index);
     let spec = program.attention.len();
     let rows = config.qk_norm == QkNorm::Rows;
     program.attention.push(AttentionSpec {
         group: place.group,
         layer: place.layer,
         heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
+        kv_heads: sizes.kv_heads,
+        head_dim: sizes.head_dim,
         scale: config.attention_scale as f32,
         softcap: config.attention_softcap,
         window: window(config, index, max_model_len),
@@ -82,8 +85,10 @@ fn attend(
             Some(_) if config.windows[index].is_some() => RopeId(1),
             _ => RopeId(0),
         }),
+        own_kv: config.kv_source(index) == index,
         q_norm: weights.q_norm.filter(|_| !rows),
         k_norm: weights.k_norm.filter(|_| !rows),
+        v_norm: weights.v_norm,
         norm_last: matches!(config.qk_norm, QkNorm::Rotated | QkNorm::Unweighted(_)),
         norm_eps: config.eps,
     });
@@ -94,7 +99,7 @@ fn attend(
         out: qkv,
         add: false,
     });
-    let parts = [(0, weights.q_norm), (config.q_width(), weights.k_norm)];
+    let parts = [(0, weights.q_norm), (config.q_width(index), weights.k_norm)];
     program.body.extend(parts.into_iter().filter(|_| rows).filter_map(|(first, weight)| {
         Some(Op::NormPart { x: qkv, first, weight: weight?, eps: config.eps, parts: 1 })
     }));

@@ -100,13 +100,13 @@ impl Head {
     /// `fc` first.
     fn matrices(&self) -> Vec<TensorSpec> {
         let config = self.config();
-        let (hidden, inner) = (config.hidden, config.intermediate);
+        let (hidden, inner, kv) = (config.hidden, config.intermediate, config.head_sizes(0).kv_width());
         let mut specs = vec![
             self.spec("fc.weight", &[hidden, self.settings.taps.len() * self.hidden]),
-            self.spec("LAYER.self_attn.q_proj.weight", &[config.q_width(), 2 * hidden]),
-            self.spec("LAYER.self_attn.k_proj.weight", &[config.kv_width(), 2 * hidden]),
-            self.spec("LAYER.self_attn.v_proj.weight", &[config.kv_width(), 2 * hidden]),
-            self.spec("LAYER.self_attn.o_proj.weight", &[hidden, config.q_width()]),
+            self.spec("LAYER.self_attn.q_proj.weight", &[config.q_width(0), 2 * hidden]),
+            self.spec("LAYER.self_attn.k_proj.weight", &[kv, 2 * hidden]),
+            self.spec("LAYER.self_attn.v_proj.weight", &[kv, 2 * hidden]),
+            self.spec("LAYER.self_attn.o_proj.weight", &[hidden, config.q_width(0)]),
             self.spec("LAYER.mlp.gate_proj.weight", &[inner, hidden]),
             self.spec("LAYER.mlp.up_proj.weight", &[inner, hidden]),
             self.spec("LAYER.mlp.down_proj.weight", &[hidden, inner]),
@@ -126,8 +126,8 @@ impl Head {
             let norms = 0..self.settings.taps.len();
             specs.extend(norms.map(|tap| self.spec(&format!("fc_norm.{tap}.weight"), &[self.hidden])));
         }
-        let biases =
-            [("q_proj", config.q_width()), ("k_proj", config.kv_width()), ("v_proj", config.kv_width())];
+        let kv = config.head_sizes(0).kv_width();
+        let biases = [("q_proj", config.q_width(0)), ("k_proj", kv), ("v_proj", kv)];
         let bias = |(name, rows): (&str, usize)| self.spec(&format!("LAYER.self_attn.{name}.bias"), &[rows]);
         specs.extend(biases.into_iter().filter(|_| self.qkv_bias).map(bias));
         specs.extend(self.o_bias.then(|| bias(("o_proj", config.hidden))));
@@ -194,7 +194,7 @@ impl Head {
         let (qkv_bias, o_bias) = (bias(&qkv_bias)?, bias(&o_bias)?);
 
         let widths =
-            [hidden, hidden, hidden, hidden, config.qkv_width(), config.q_width(), config.intermediate];
+            [hidden, hidden, hidden, hidden, config.qkv_width(0), config.q_width(0), config.intermediate];
         let mut program = Program { buffers: widths.to_vec(), ..Program::default() };
         let [x, features, embedding, normed, qkv, attended, inner] = [0, 1, 2, 3, 4, 5, 6].map(Buf);
         let norm = |x, weight, out| Op::RmsNorm { x, weight, eps, out };
@@ -260,8 +260,10 @@ impl Head {
             temper: None,
             sinks: None,
             rope: Some(RopeId(0)),
+            own_kv: true,
             q_norm: None,
             k_norm: None,
+            v_norm: None,
             norm_last: false,
             norm_eps: config.eps,
         }

@@ -15,6 +15,11 @@ const LLAMA: Family = Family {
     o_bias: Bias::Config("attention_bias"),
     mlp_bias: Bias::Config("mlp_bias"),
     qk_norm: QkNorm::Never,
+    value_norm: false,
+    full_heads: false,
+    shares_kv: false,
+    layer_inputs: false,
+    layer_scale: false,
     output_gate: false,
     latent: false,
     delta: None,
@@ -35,6 +40,7 @@ const LLAMA: Family = Family {
     multipliers: false,
     logit_scale: None,
     query_scalar: None,
+    attention_scale: None,
     softcaps: None,
     local_rope: None,
     rotated: Rotated::All,
@@ -137,6 +143,37 @@ const GEMMA3: Family = Family {
     ..GEMMA2
 };
 
+/// The text part of Gemma 4.
+const GEMMA4: Family = Family {
+    model_type: "gemma4_text",
+    architecture: "Gemma4ForCausalLM",
+    models: "Gemma 4 (text)",
+    notes: "a sliding window on most layers, heads of another size on the others, a quarter of which is rotated; norm of q, k and v; in small ones, layers that read the K and V of others and are given values of each token; in one, a mixture of experts beside the feed-forward part; on the CPU",
+    qkv_bias: Bias::Config("attention_bias"),
+    o_bias: Bias::Config("attention_bias"),
+    value_norm: true,
+    full_heads: true,
+    shares_kv: true,
+    layer_inputs: true,
+    layer_scale: true,
+    window: Window::Pattern { absent: 512, every: 6 },
+    mixture: Some(Mixture {
+        inner: "moe_intermediate_size",
+        router: "router.proj",
+        stored: ExpertTensors::Halves,
+        switch: Some("enable_moe_block"),
+        shared: Shared::Beside("intermediate_size"),
+        ..PLAIN_EXPERTS
+    }),
+    norm_plus_one: false,
+    query_scalar: None,
+    attention_scale: Some(1.0),
+    renamed: &[(".experts.", ".mlp.experts.")],
+    vocab: Some(262_144),
+    rope_stated: true,
+    ..GEMMA3
+};
+
 /// What the hybrids of Qwen have in common.
 const QWEN_HYBRID: Family = Family {
     model_type: "qwen3_5_text",
@@ -166,6 +203,7 @@ const PLAIN_EXPERTS: Mixture = Mixture {
     router: "mlp.gate",
     stored: ExpertTensors::Each,
     optional: false,
+    switch: None,
     choice: Choice::Logits,
     scale: None,
     sum_eps: 0.0,
@@ -211,6 +249,7 @@ const DEEPSEEK_EXPERTS: Mixture = Mixture {
     router: "mlp.gate",
     stored: ExpertTensors::Each,
     optional: false,
+    switch: None,
     choice: Choice::BiasedSigmoids { groups: 8, kept: 4 },
     scale: Some(2.5),
     sum_eps: 1e-20,
@@ -811,6 +850,15 @@ pub const FAMILIES: &[Family] = &[
         notes: "the text part; images are not served",
         nested: Some(("text_config", "gemma3_text")),
         ..GEMMA3
+    },
+    GEMMA4,
+    Family {
+        model_type: "gemma4",
+        architecture: "Gemma4ForConditionalGeneration",
+        models: "Gemma 4 E2B, E4B, 31B, 26B-A4B",
+        notes: "the text part; images and sounds are not served",
+        nested: Some(("text_config", "gemma4_text")),
+        ..GEMMA4
     },
     Family {
         model_type: "gpt_oss",

@@ -122,8 +122,9 @@ impl ReferenceBackend {
                 Op::Scale { x, .. } => self.width(x.0).is_some(),
                 Op::Input { out } => self.width(out.0).is_some(),
                 Op::Copy { x, out } => x != out && self.width(x.0) == self.width(out.0),
-                Op::AddRmsNorm { x, weight, out, .. } => {
+                Op::AddRmsNorm { x, weight, out, times, .. } => {
                     x != out
+                        && times.is_none_or(|times| self.length(times) == Some(1))
                         && self.width(x.0) == self.length(weight)
                         && self.width(out.0) == self.length(weight)
                 }
@@ -176,6 +177,13 @@ impl ReferenceBackend {
                         && self.width(logits.0).is_some_and(|count| count > 0)
                         && self.width(x.0) == self.width(out.0)
                 }
+                Op::Add { x, out } => {
+                    x != out && self.width(x.0).is_some() && self.width(x.0) == self.width(out.0)
+                }
+                Op::Gate { x, by, first, .. } => {
+                    let widths = self.width(x.0).zip(self.width(by.0));
+                    x != by && widths.is_some_and(|(x, by)| first + x <= by)
+                }
                 Op::Center { x, out } => self.width(x.0) == self.width(out.0),
                 Op::NormPart { x, first, weight, parts, .. } => {
                     let sizes = self.width(x.0).zip(self.length(weight));
@@ -207,8 +215,8 @@ impl ReferenceBackend {
                     })
                 }
                 Op::WriteKv { qkv, spec } => self.program.attention.get(spec).is_some_and(|spec| {
-                    self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
-                        && [spec.q_norm, spec.k_norm]
+                    self.width(qkv.0) == Some(spec.row_width())
+                        && [spec.q_norm, spec.k_norm, spec.v_norm]
                             .iter()
                             .flatten()
                             .all(|norm| self.length(*norm) == Some(spec.head_dim))
@@ -218,7 +226,7 @@ impl ReferenceBackend {
                         })
                 }),
                 Op::Attention { qkv, spec, out } => self.program.attention.get(spec).is_some_and(|spec| {
-                    self.width(qkv.0) == Some((spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+                    self.width(qkv.0) == Some(spec.row_width())
                         && self.width(out.0) == Some(spec.heads * spec.head_dim)
                         && spec.heads.is_multiple_of(spec.kv_heads)
                         && spec.sinks.is_none_or(|sinks| self.length(sinks) == Some(spec.heads))
@@ -260,6 +268,7 @@ impl ReferenceBackend {
             && fits(spec.gate_up_bias, spec.gate_up)
             && fits(spec.down_bias, spec.down)
             && spec.choice_bias.is_none_or(|bias| self.length(bias) == Some(spec.count))
+            && spec.scales.is_none_or(|scales| self.length(scales) == Some(spec.count))
             && spec.groups.is_none_or(|groups| {
                 let each = spec.count / groups.count.max(1);
                 groups.count * each == spec.count

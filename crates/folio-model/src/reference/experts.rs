@@ -15,7 +15,9 @@ impl ReferenceBackend {
     fn mixture(&self, x: &[f32], logits: &[f32], spec: &ExpertsSpec) -> Vec<f32> {
         let mut sums = vec![0.0f64; self.matrix(spec.down).rows / spec.count];
         let bias = spec.choice_bias.map(|bias| self.vector(bias));
+        let scales = spec.scales.map(|scales| self.vector(scales));
         for (expert, weight) in chosen(logits, bias, spec) {
+            let weight = scales.map_or(weight, |scales| weight * f64::from(scales[expert]));
             for (sum, value) in sums.iter_mut().zip(self.expert(expert, x, spec)) {
                 *sum += weight * value;
             }
@@ -106,6 +108,7 @@ mod tests {
             groups: None,
             sum_eps: 0.0,
             scale: 1.0,
+            scales: None,
             inner: 1,
             activation: Activation::Silu,
             gate_up: MatrixId(0),

@@ -108,11 +108,25 @@ impl ReferenceBackend {
             Op::Scale { x, by } => self.buffers[x.0 as usize].iter_mut().for_each(|value| *value *= by),
             Op::Copy { x, out } => self.buffers[out.0 as usize] = self.buffers[x.0 as usize].clone(),
             Op::Input { out } => self.buffers[out.0 as usize].clone_from(&batch.features),
-            Op::AddRmsNorm { x, weight, eps, out } => {
-                let weight = self.vector(weight);
+            Op::AddRmsNorm { x, weight, eps, out, times } => {
+                let (weight, times) = (self.vector(weight), times.map_or(1.0, |times| self.vector(times)[0]));
                 let rows = self.buffers[x.0 as usize].chunks(weight.len());
                 let normed: Vec<f32> = rows.flat_map(|row| rms_norm(row, weight, eps)).collect();
-                self.buffers[out.0 as usize].iter_mut().zip(normed).for_each(|(sum, value)| *sum += value);
+                let out = self.buffers[out.0 as usize].iter_mut();
+                out.zip(normed).for_each(|(sum, value)| *sum = (*sum + value) * times);
+            }
+            Op::Add { x, out } => {
+                let x = self.buffers[x.0 as usize].clone();
+                self.buffers[out.0 as usize].iter_mut().zip(x).for_each(|(sum, value)| *sum += value);
+            }
+            Op::Gate { x, by, first, activation } => {
+                let by = self.buffers[by.0 as usize].clone();
+                let (width, all) = (self.program.buffers[x.0 as usize], by.len() / batch.tokens.len());
+                let rows = self.buffers[x.0 as usize].chunks_mut(width).zip(by.chunks(all));
+                for (row, by) in rows {
+                    let by = &by[first..first + width];
+                    row.iter_mut().zip(by).for_each(|(value, by)| *value = gated(activation, *value, *by));
+                }
             }
             Op::GatedLinear { x, weight, bias, activation, out } => {
                 let matrix = self.matrix(weight);
@@ -220,10 +234,8 @@ impl ReferenceBackend {
     fn write_kv(&mut self, qkv: usize, spec: usize, batch: &Batch) -> Result<()> {
         let spec = self.program.attention[spec].clone();
         let rope = spec.rope.map(|rope| self.program.ropes[rope.0 as usize].clone());
-        let (q_norm, k_norm) = (
-            spec.q_norm.map(|norm| self.vector(norm).to_vec()),
-            spec.k_norm.map(|norm| self.vector(norm).to_vec()),
-        );
+        let norms = [spec.q_norm, spec.k_norm, spec.v_norm];
+        let [q_norm, k_norm, v_norm] = norms.map(|norm| norm.map(|norm| self.vector(norm).to_vec()));
         let width = self.program.buffers[qkv];
         let group = spec.group as usize;
         let cache = self.caches.get_mut(group).ok_or_else(checks::no_cache)?;
@@ -231,7 +243,15 @@ impl ReferenceBackend {
             for (row, position) in rows_of(span) {
                 let values = &mut self.buffers[qkv][row * width..(row + 1) * width];
                 let (q, kv) = values.split_at_mut(spec.heads * spec.head_dim);
-                let k = &mut kv[..spec.kv_heads * spec.head_dim];
+                let (k, v) = match spec.own_kv {
+                    true => kv.split_at_mut(spec.kv_heads * spec.head_dim),
+                    false => (kv, Default::default()),
+                };
+                if let Some(norm) = &v_norm {
+                    for head in v.chunks_mut(spec.head_dim) {
+                        head.copy_from_slice(&rms_norm(head, norm, spec.norm_eps));
+                    }
+                }
                 for (heads, norm) in [(q, &q_norm), (k, &k_norm)] {
                     for head in heads.chunks_mut(spec.head_dim) {
                         let normalize = |head: &mut [f32]| {
@@ -253,6 +273,9 @@ impl ReferenceBackend {
                 if let Some(temper) = spec.temper {
                     let q = &mut values[..spec.heads * spec.head_dim];
                     q.iter_mut().for_each(|value| *value *= temper.at(position));
+                }
+                if !spec.own_kv {
+                    continue;
                 }
                 let (k, v) = values[spec.heads * spec.head_dim..].split_at(spec.kv_heads * spec.head_dim);
                 let block = self.tables[&(span.slot, group)][position / cache.block_tokens] as usize;

@@ -10,7 +10,7 @@ use super::fixture;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, EmbeddingScale, Experts, Feed, Mixer};
-use crate::family::{ExpertTensors, Norms, Shared};
+use crate::family::{ExpertTensors, Mixture, Norms, Shared};
 use crate::program::Routing;
 use crate::rope::RopeScaling;
 use crate::weights::{TensorSpec, WeightSpec, weight_specs};
@@ -163,6 +163,7 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         "llama4_text" => "llama4",
         "qwen3_moe" => "qwen3moe",
         "gemma3_text" => "gemma3",
+        "gemma4_text" => "gemma4",
         "gpt_oss" => "gpt-oss",
         "glm4_moe" => "glm4moe",
         "olmo3" => "olmo2",
@@ -182,10 +183,15 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         other => other,
     };
     let key = |suffix: &str| format!("{architecture}.{suffix}");
-    let dense = match config.dense_layers() {
-        0 => config.intermediate,
-        _ => config.dense_width(),
+    // A layer may be as wide as two others.
+    let dense_of = |layer: usize| match (config.dense_layers(), config.family.mixture) {
+        (0, Some(Mixture { shared: Shared::Beside(_), .. })) => {
+            config.experts.and_then(|experts| experts.shared).unwrap_or(0)
+        }
+        (0, _) => config.intermediate,
+        _ => config.dense_width(layer),
     };
+    let dense = dense_of(0);
     let eps = match config.family.centered {
         true => "attention.layer_norm_epsilon",
         false => "attention.layer_norm_rms_epsilon",
@@ -208,6 +214,10 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
         .f32(&key("rope.freq_base"), theta as f32)
         .f32(&key(eps), config.eps);
     writer = match config.family.single {
+        false if config.double_wide => {
+            let widths: Vec<i32> = (0..config.layers).map(|layer| dense_of(layer) as i32).collect();
+            writer.i32s(&key("feed_forward_length"), &widths)
+        }
         false => writer.u32(&key("feed_forward_length"), dense as u32),
         true => {
             let width = |feed: &Feed| if *feed == Feed::Nothing { 0 } else { dense as i32 };
@@ -257,6 +267,11 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     let vector = |values: &[f64]| values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect::<Vec<u8>>();
     match &config.rope.scaling {
         RopeScaling::None | RopeScaling::Factors { .. } | RopeScaling::NtkAlpha { .. } => writer,
+        RopeScaling::Proportional { pairs, .. } => {
+            let factor = |pair: usize| if pair < *pairs { 1.0 } else { 1e30 };
+            let factors: Vec<f64> = (0..config.rope.rotary_dim / 2).map(factor).collect();
+            writer.tensor("rope_freqs.weight", &[factors.len()], 0, &vector(&factors))
+        }
         RopeScaling::Linear { factor } => {
             writer.text(&key("rope.scaling.type"), "linear").f32(&key("rope.scaling.factor"), *factor as f32)
         }
@@ -293,6 +308,24 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
     }
 }
 
+/// Heads that are not the same in all layers, and what else layers have of their own.
+fn own_layers(config: &Config, writer: Writer, key: &impl Fn(&str) -> String) -> Writer {
+    let full = config.full_heads.map_or(config.head_dim, |full| full.head_dim);
+    let kv_heads: Vec<i32> =
+        (0..config.layers).map(|layer| config.head_sizes(layer).kv_heads as i32).collect();
+    let local = config.local_rope.as_ref().expect("layers with a window have a rotation of their own");
+    writer
+        .i32s(&key("attention.head_count_kv"), &kv_heads)
+        .u32(&key("attention.key_length"), full as u32)
+        .u32(&key("attention.value_length"), full as u32)
+        .u32(&key("attention.key_length_swa"), config.head_dim as u32)
+        .u32(&key("attention.value_length_swa"), config.head_dim as u32)
+        .u32(&key("attention.shared_kv_layers"), config.sharing_layers as u32)
+        .u32(&key("embedding_length_per_layer_input"), config.layer_input.unwrap_or(0) as u32)
+        .u32(&key("rope.dimension_count_swa"), local.rotary_dim as u32)
+        .f32(&key("rope.freq_base_swa"), local.theta as f32)
+}
+
 /// What attends, or keeps states.
 fn mixers(config: &Config, writer: Writer, key: &impl Fn(&str) -> String) -> Writer {
     let heads = |writer: Writer| {
@@ -300,6 +333,9 @@ fn mixers(config: &Config, writer: Writer, key: &impl Fn(&str) -> String) -> Wri
             .u32(&key("attention.head_count_kv"), config.kv_heads as u32)
             .u32(&key("attention.key_length"), config.head_dim as u32)
             .u32(&key("attention.value_length"), config.head_dim as u32)
+    };
+    let heads = |writer: Writer| {
+        if config.family.full_heads { own_layers(config, writer, key) } else { heads(writer) }
     };
     let attends = |mixer: &Mixer| *mixer == Mixer::Attention;
     let other = config.mixers.iter().find(|mixer| !attends(mixer) && **mixer != Mixer::Nothing);
@@ -376,7 +412,7 @@ fn experts_of(config: &Config, experts: &Experts, writer: Writer, key: &impl Fn(
             .u32(&key("expert_group_used_count"), groups.kept as u32);
     }
     match (mixture.shared, experts.shared) {
-        (_, None) | (Shared::Never, _) => writer,
+        (_, None) | (Shared::Never | Shared::Beside(_), _) => writer,
         (Shared::Counted { .. }, Some(width)) => {
             writer.u32(&key("expert_shared_count"), (width / config.intermediate) as u32)
         }
@@ -429,6 +465,14 @@ pub fn gguf_of(checkpoint: &Checkpoint) -> Writer {
         ("self_attn.q_b_proj", "attn_q_b"),
         ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
         ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+        ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        ("router", "ffn_gate_inp"),
+        ("router.proj", "ffn_gate_inp"),
+        ("per_layer_input_gate", "inp_gate"),
+        ("per_layer_projection", "proj"),
+        ("post_per_layer_input_norm", "post_norm"),
         ("conv.in_proj", "shortconv.in_proj"),
         ("conv.out_proj", "shortconv.out_proj"),
     ]
@@ -484,6 +528,9 @@ fn parts_of(
             "model.norm.weight" if config.family.short_conv => "token_embd_norm.weight".to_owned(),
             "model.norm.weight" => "output_norm.weight".to_owned(),
             "lm_head.weight" => "output.weight".to_owned(),
+            "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight".to_owned(),
+            "model.per_layer_model_projection.weight" => "per_layer_model_proj.weight".to_owned(),
+            "model.per_layer_projection_norm.weight" => "per_layer_proj_norm.weight".to_owned(),
             other => {
                 let (layer, rest) = other["model.layers.".len()..].split_once('.').expect("a layer");
                 let rest = if rest == "self_attn.sinks" { "attn_sinks.weight" } else { rest };
@@ -519,6 +566,10 @@ fn parts_of(
                 stored
             }
         };
+        // What is read twice is there once.
+        if writer.tensors.iter().any(|(name, ..)| *name == stored) {
+            continue;
+        }
         let dtype = tensor.encoding.plain().expect("fixtures are plain");
         let kind = match dtype {
             // llama.cpp wants vectors in F32.

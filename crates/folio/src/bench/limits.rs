@@ -53,7 +53,8 @@ impl Costs {
         let matrices = 1.0 + config.activation.inputs() as f64;
         let part = |width: usize| matrices * hidden * width as f64;
         let layers = config.mixers.iter().filter(|mixer| **mixer != Mixer::Nothing).count() as f64;
-        let dense = config.dense_layers() as f64;
+        let dense = (0..config.layers).filter(|layer| config.feeds[*layer] == Feed::Dense);
+        let dense: f64 = dense.map(|layer| part(config.dense_width(layer))).sum();
         let sparse = config.feeds.iter().filter(|feed| **feed == Feed::Experts).count() as f64;
         let narrow = config.experts.and_then(|experts| experts.latent).unwrap_or(config.hidden) as f64;
         let expert = matrices * narrow * config.intermediate as f64;
@@ -64,7 +65,7 @@ impl Costs {
             (experts.count as f64, experts.chosen as f64 / experts.count as f64)
         });
         Self {
-            body: layers * attention + dense * part(config.dense_width()) + sparse * of_experts,
+            body: layers * attention + dense + sparse * of_experts,
             experts: sparse * expert * count,
             share,
             head: config.vocab as f64 * hidden,

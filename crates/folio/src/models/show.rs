@@ -41,13 +41,16 @@ fn facts(checkpoint: &Checkpoint) -> Result<Vec<(&'static str, String)>> {
         Some(Mixer::Latent(latent)) => format!("{} wide, latents of {}", config.head_dim, latent.key_dim()),
         _ => format!("and {} of KV, each {} wide", config.kv_heads, config.head_dim),
     };
+    let kept = config.full_heads.map_or(kept.clone(), |full| {
+        format!("{kept} ({} and {} where there is no window)", full.kv_heads, full.head_dim)
+    });
     let architecture = format!(
         "{}: {} layers of {}, {} heads {kept}{experts}",
         config.family.model_type, config.layers, config.hidden, config.heads
     );
     facts.push(("architecture", architecture));
     let specs = weight_specs(config);
-    let parts = || specs.iter().flat_map(|weight| &weight.parts);
+    let parts = || specs.iter().flat_map(|weight| weight.distinct());
     let parameters = parts().map(|part| part.picked_shape().iter().product::<usize>() as u64).sum();
     facts.push(("parameters", units::parameters(parameters)));
     if checkpoint.packed().is_none() {
@@ -124,6 +127,9 @@ fn kv(checkpoint: &Checkpoint) -> Result<String> {
         .count();
     if states > 0 {
         text += &format!("; {states} layers keep a state instead");
+    }
+    if config.sharing_layers > 0 {
+        text += &format!("; {} layers read what others keep", config.sharing_layers);
     }
     let windows = config.windows.iter().flatten().count();
     if windows > 0 {

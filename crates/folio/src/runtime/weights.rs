@@ -166,14 +166,15 @@ impl Weights {
         taps: Option<&dyn DraftHead>,
     ) -> Result<Self> {
         // Said before its weights are read, not after.
-        let mixers = &checkpoint.config().mixers;
-        let only_here = mixers.iter().find_map(|mixer| match mixer {
+        let config = checkpoint.config();
+        let only_here = config.mixers.iter().find_map(|mixer| match mixer {
             Mixer::Attention | Mixer::Nothing => None,
             Mixer::Latent(_) => Some("latent attention is"),
             Mixer::Delta(_) => Some("layers that keep a state (gated delta nets) are"),
             Mixer::Mamba(_) => Some("layers that keep a state (Mamba-2) are"),
             Mixer::Conv(_) => Some("layers that keep a state (short convolutions) are"),
         });
+        let only_here = only_here.or(config.full_heads.map(|_| "layers with heads of different sizes are"));
         if let Some(what) = only_here.filter(|_| backend.is_gpu()) {
             bail!("{what} computed on processors only: give --device cpu")
         }

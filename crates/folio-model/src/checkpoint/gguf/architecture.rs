@@ -94,6 +94,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     plain("phi3", "phi3"),
     Architecture { wide_queries: Some(46), ..plain("gemma2", "gemma2") },
     Architecture { wide_queries: Some(62), window_needs_key: true, ..plain("gemma3", "gemma3_text") },
+    plain("gemma4", "gemma4_text"),
     Architecture { yarn_unrounded: true, ..plain("gpt-oss", "gpt_oss") },
 ];
 
@@ -177,7 +178,7 @@ impl Reader<'_> {
             let head_dim = map["head_dim"].as_f64().unwrap_or(1.0);
             map.entry("attention_multiplier").or_insert(json!(head_dim.powf(-0.5)));
         }
-        if family.query_scalar.is_some() {
+        if family.query_scalar.is_some() && family.attention_scale.is_none() {
             let size = |field: &str| map[field].as_u64().unwrap_or(0);
             let wide = self.architecture.wide_queries == Some(size("num_hidden_layers"));
             let even = size("hidden_size").checked_div(size("num_attention_heads"));
@@ -236,11 +237,21 @@ impl Reader<'_> {
         if family.latent {
             self.latent(map)?;
         }
+        if family.full_heads {
+            self.own_layers(map)?;
+        }
         family.mixture.map_or(Ok(()), |mixture| self.experts(&mixture, map))
     }
 
     fn experts(&self, mixture: &Mixture, map: &mut Map<String, Json>) -> Result<()> {
         let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        if let Some(switch) = mixture.switch {
+            let on = self.integer("expert_count")?.is_some_and(|count| count > 0);
+            map.insert(switch.into(), json!(on));
+            if !on {
+                return Ok(());
+            }
+        }
         if let (true, Shared::Halves(field)) = (mixture.optional, mixture.shared)
             && self.integer("expert_count")?.is_none_or(|count| count == 0)
         {
@@ -279,8 +290,9 @@ impl Reader<'_> {
         }
         match mixture.shared {
             Shared::Never => {}
-            // As wide as the others.
+            // As wide as the others, or as the part that feeds forward elsewhere.
             Shared::Width(field) if field == mixture.inner => {}
+            Shared::Beside(_) => {}
             Shared::Gated(field) | Shared::Halves(field) | Shared::Width(field) => {
                 let width = self.integer("expert_shared_feed_forward_length")?;
                 map.insert(field.into(), json!(width));
@@ -301,6 +313,88 @@ impl Reader<'_> {
         map.insert("n_group".into(), json!(groups.unwrap_or(1)));
         map.insert("topk_group".into(), json!(kept.or(groups).unwrap_or(1)));
         Ok(())
+    }
+
+    /// What layers of Gemma 4 have that is not the same in all of them.
+    fn own_layers(&self, map: &mut Map<String, Json>) -> Result<()> {
+        let needed = |suffix: &str| self.integer(suffix)?.ok_or_else(|| self.missing(suffix));
+        let turned = self.integer("rope.dimension_count_swa")?;
+        if let Some(turned) = turned.filter(|turned| map["head_dim"].as_u64() != Some(*turned)) {
+            let what = format!("`{}` = {turned}", self.key("rope.dimension_count_swa"));
+            return Err(self.unsupported(what, "whole heads of layers with a window"));
+        }
+        let local = self.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        let mut full = map.remove("rope_scaling").unwrap_or(json!({"rope_type": "default"}));
+        full["rope_theta"] = map["rope_theta"].clone();
+        let sliding = json!({"rope_type": "default", "rope_theta": local});
+        map.insert("rope_parameters".into(), json!({"full_attention": full, "sliding_attention": sliding}));
+        map.insert("global_head_dim".into(), json!(needed("attention.key_length")?));
+        map.insert("num_global_key_value_heads".into(), json!(self.kv_heads_of(false)?));
+        let sliding = self.metadata.flags(&self.key("attention.sliding_window_pattern"))?.unwrap_or_default();
+        if !sliding.is_empty() {
+            let layers = map["num_hidden_layers"].as_u64().unwrap_or(0) as usize;
+            let name = |sliding: &bool| if *sliding { "sliding_attention" } else { "full_attention" };
+            map.insert("layer_types".into(), sliding.iter().take(layers).map(name).collect());
+        }
+        let full = sliding.iter().position(|sliding| !sliding);
+        let keys_alone = |layer| (self.find)(&format!("blk.{layer}.attn_v.weight")).is_none();
+        map.insert("attention_k_eq_v".into(), json!(full.is_some_and(keys_alone)));
+        let sharing = self.integer("attention.shared_kv_layers")?.unwrap_or(0);
+        map.insert("num_kv_shared_layers".into(), json!(sharing));
+        map.insert("use_double_wide_mlp".into(), json!(self.widths()?.1));
+        let given = self.integer("embedding_length_per_layer_input")?.unwrap_or(0);
+        map.insert("hidden_size_per_layer_input".into(), json!(given));
+        map.insert("vocab_size_per_layer_input".into(), map["vocab_size"].clone());
+        Ok(())
+    }
+
+    /// Heads of K and V of layers with a window, or of those without.
+    pub(super) fn kv_heads_of(&self, windowed: bool) -> Result<Option<u64>> {
+        let key = self.key("attention.head_count_kv");
+        if !self.is_list("attention.head_count_kv") {
+            return self.integer("attention.head_count_kv");
+        }
+        let heads = self.numbers_of_layers("attention.head_count_kv")?;
+        let pattern = self.metadata.flags(&self.key("attention.sliding_window_pattern"))?.unwrap_or_default();
+        if pattern.len() != heads.len() {
+            let problem =
+                format!("has {} entries, for {} layers with or without a window", heads.len(), pattern.len());
+            return Err(self.metadata.problem(&key, problem));
+        }
+        let mut of_kind = heads.iter().zip(&pattern).filter(|(_, sliding)| **sliding == windowed);
+        let first = of_kind.next().map(|(heads, _)| *heads);
+        match of_kind.find(|(heads, _)| Some(**heads) != first) {
+            None => Ok(first.map(|heads| heads as u64)),
+            Some(_) => Err(self.metadata.problem(&key, "differs between layers of one kind")),
+        }
+    }
+
+    /// Width of the feed-forward part of layers with K and V of their own.
+    pub(super) fn own_width(&self) -> Result<Option<u64>> {
+        if !self.is_list("feed_forward_length") {
+            return self.integer("feed_forward_length");
+        }
+        Ok(Some(self.widths()?.0))
+    }
+
+    /// The same, and whether it is twice as wide in the others.
+    fn widths(&self) -> Result<(u64, bool)> {
+        if !self.is_list("feed_forward_length") {
+            return Ok((0, false));
+        }
+        let widths = self.numbers_of_layers("feed_forward_length")?;
+        let sharing = self.integer("attention.shared_kv_layers")?.unwrap_or(0) as usize;
+        let (own, others) = widths.split_at(widths.len().saturating_sub(sharing));
+        let (first, last) = (own.first().copied().unwrap_or(0.0), others.last().copied());
+        let wide = last.is_some_and(|last| last == 2.0 * first);
+        let other = if wide { 2.0 * first } else { first };
+        match own.iter().all(|width| *width == first) && others.iter().all(|width| *width == other) {
+            true => Ok((first as u64, wide)),
+            false => {
+                let problem = "is neither the same in all layers nor twice that in those that share K and V";
+                Err(self.metadata.problem(&self.key("feed_forward_length"), problem))
+            }
+        }
     }
 
     /// Layers without heads of K and V are short convolutions.

@@ -26,7 +26,6 @@ const NEUTRAL: &[(&str, &[f64])] = &[
     ("attention.max_alibi_bias", &[0.0]),
     ("attention.temperature_scale", &[0.0]),
     ("attention.temperature_length", &[0.0]),
-    ("attention.shared_kv_layers", &[0.0]),
     ("rope.scaling.alpha", &[0.0]),
     ("rope.scaling.yarn_ext_factor", &[1.0]),
 ];
@@ -43,6 +42,9 @@ const NEUTRAL_UNCAPPED: &[(&str, &[f64])] =
 /// The same, where the family has no multipliers.
 const NEUTRAL_UNSCALED: &[(&str, &[f64])] =
     &[("residual_scale", &[0.0, 1.0]), ("embedding_scale", &[0.0, 1.0]), ("attention.scale", &[0.0])];
+/// The same, where layers keep K and V of their own and are given nothing beside the residual stream.
+const NEUTRAL_OWN: &[(&str, &[f64])] =
+    &[("attention.shared_kv_layers", &[0.0]), ("embedding_length_per_layer_input", &[0.0])];
 /// The same, where logits are not scaled either.
 const NEUTRAL_LOGITS: &[(&str, &[f64])] = &[("logit_scale", &[0.0, 1.0])];
 
@@ -94,6 +96,7 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
         kv_heads: config.kv_heads,
         post_norms: config.family.norms == Norms::Around,
         router: config.family.mixture.map(|mixture| mixture.router),
+        halves: config.family.mixture.is_some_and(|mixture| mixture.stored == ExpertTensors::Halves),
         own: names::own(&config.family),
     };
     if names.interleaved && config.rope.rotary_dim != config.head_dim {
@@ -167,9 +170,9 @@ impl Reader<'_> {
         let logits = if scaled { &[] } else { NEUTRAL_LOGITS };
         let caps = if family.softcaps.is_some() { &[] } else { NEUTRAL_UNCAPPED };
         let scales = if family.multipliers { &[] } else { NEUTRAL_UNSCALED };
-        for (suffix, neutral) in
-            NEUTRAL.iter().chain(&experts).chain(keys).chain(logits).chain(caps).chain(scales)
-        {
+        let own = if family.shares_kv && family.layer_inputs { &[] } else { NEUTRAL_OWN };
+        let dense = NEUTRAL.iter().chain(keys).chain(logits).chain(caps).chain(scales).chain(own);
+        for (suffix, neutral) in dense.chain(&experts) {
             if let Some(found) = self.number(suffix)?.filter(|found| !neutral.contains(found)) {
                 let what = format!("`{}` = {found}", self.key(suffix));
                 return Err(self.unsupported(what, "decoders without it"));
@@ -199,6 +202,7 @@ impl Reader<'_> {
                     let widths = self.numbers_of_layers(suffix)?;
                     Some(widths.into_iter().fold(0.0, f64::max) as u64)
                 }
+                "feed_forward_length" if self.architecture.family().shares_kv => self.own_width()?,
                 _ => self.integer(suffix)?,
             };
             map.insert((*field).into(), json!(value.ok_or_else(|| self.missing(suffix))?));
@@ -216,6 +220,7 @@ impl Reader<'_> {
         let (hidden, heads) = (map["hidden_size"].as_u64(), map["num_attention_heads"].as_u64());
         let kv_heads = match family {
             family if family.latent => heads,
+            family if family.full_heads => self.kv_heads_of(true)?.or(self.kv_heads_of(false)?),
             family if family.short_conv || family.mamba.is_some() => {
                 let heads = self.numbers_of_layers("attention.head_count_kv")?;
                 let mut some = heads.iter().filter(|heads| **heads != 0.0);
@@ -230,21 +235,26 @@ impl Reader<'_> {
         };
         map.insert("num_key_value_heads".into(), json!(kv_heads));
         let even = hidden.zip(heads).and_then(|(hidden, heads)| hidden.checked_div(heads));
-        let head_dim = self.integer("attention.key_length")?.or(even).unwrap_or(0);
+        let all_dim = self.integer("attention.key_length")?.or(even).unwrap_or(0);
+        let head_dim = match family.full_heads {
+            true => self.integer(self.head_key())?.ok_or_else(|| self.missing(self.head_key()))?,
+            false => all_dim,
+        };
         map.insert("head_dim".into(), json!(head_dim));
-        let value_dim = self.integer("attention.value_length")?.filter(|_| !family.latent);
-        if let Some(value_dim) = value_dim.filter(|dim| *dim != head_dim) {
-            let what =
-                format!("`{}` = {value_dim} beside keys of {head_dim}", self.key("attention.value_length"));
-            return Err(self.unsupported(what, "keys and values of one length"));
+        for (suffix, dim) in [("attention.value_length", all_dim), ("attention.value_length_swa", head_dim)] {
+            let value_dim = self.integer(suffix)?.filter(|_| !family.latent);
+            if let Some(value_dim) = value_dim.filter(|value_dim| *value_dim != dim) {
+                let what = format!("`{}` = {value_dim} beside keys of {dim}", self.key(suffix));
+                return Err(self.unsupported(what, "keys and values of one length"));
+            }
         }
         let eps = self.number(self.eps_key())?.ok_or_else(|| self.missing(self.eps_key()))?;
         map.insert(family.eps_field.into(), json!(eps));
         map.insert("rope_theta".into(), json!(self.number("rope.freq_base")?.unwrap_or(10_000.0)));
-        let rotated = self.integer("rope.dimension_count")?.unwrap_or(head_dim);
+        let rotated = self.integer("rope.dimension_count")?.unwrap_or(all_dim);
         if !family.latent && family.rotated != Rotated::Never {
             // Half a dimension more, so that rounding down gives exactly `rotated`.
-            let part = if rotated == head_dim { 1.0 } else { (rotated as f64 + 0.5) / head_dim as f64 };
+            let part = if rotated == all_dim { 1.0 } else { (rotated as f64 + 0.5) / all_dim as f64 };
             map.insert("partial_rotary_factor".into(), json!(part));
         }
         if let Some(scaling) = self.scaling()? {
@@ -265,7 +275,11 @@ impl Reader<'_> {
         let mut aliases: Vec<_> = INTEGERS.iter().map(|(field, suffix)| (*field, self.key(suffix))).collect();
         for (field, suffix) in [
             ("num_key_value_heads", "attention.head_count_kv"),
-            ("head_dim", "attention.key_length"),
+            ("head_dim", self.head_key()),
+            ("global_head_dim", "attention.key_length"),
+            ("num_global_key_value_heads", "attention.head_count_kv"),
+            ("num_kv_shared_layers", "attention.shared_kv_layers"),
+            ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
             (self.architecture.family().eps_field, self.eps_key()),
             ("rope_theta", "rope.freq_base"),
             ("partial_rotary_factor", "rope.dimension_count"),
@@ -318,6 +332,14 @@ impl Reader<'_> {
         aliases.push(("rope_scaling.short_factor", ROPE_SHORT.to_owned()));
         aliases.push(("vocab_size", "tokenizer.ggml.tokens".to_owned()));
         aliases
+    }
+
+    /// Of the width of heads, or of those of layers with a window, where these have others.
+    fn head_key(&self) -> &'static str {
+        match self.architecture.family().full_heads {
+            true => "attention.key_length_swa",
+            false => "attention.key_length",
+        }
     }
 
     /// Of norms.
@@ -409,7 +431,12 @@ impl Reader<'_> {
 
     /// What a config.json cannot say: what is known from which tensors there are.
     fn complete(&self, config: &mut Config) -> Result<()> {
-        if let Some(factors) = self.factors(ROPE_FREQS)? {
+        let factors = self.factors(ROPE_FREQS)?;
+        if factors.is_none() && config.family.full_heads {
+            let problem = "is missing: it says which dimensions of layers without a window are rotated";
+            return Err(self.metadata.problem(ROPE_FREQS, problem));
+        }
+        if let Some(factors) = factors {
             if config.rope.scaling != RopeScaling::None {
                 let what = format!("rope scaling beside the tensor `{ROPE_FREQS}`");
                 return Err(self.unsupported(what, "one or the other"));
@@ -433,10 +460,17 @@ impl Reader<'_> {
             let listed = std::mem::take(&mut config.rotated);
             config.rotated = rotated_layers(&config.family, listed, &config.windows);
         }
+        if let Err(problem) = config.check_sources() {
+            return Err(self.metadata.problem(&self.key("attention.shared_kv_layers"), problem));
+        }
         // What is added to one is stored with the one, and experts are stacked.
         config.norm_offset = 0.0;
+        config.family.layer_scale &= (self.find)("blk.0.layer_output_scale.weight").is_some();
         if let Some(mixture) = &mut config.family.mixture {
-            mixture.stored = ExpertTensors::Stacked;
+            mixture.stored = match (self.find)("blk.0.ffn_gate_up_exps.weight") {
+                Some(_) => ExpertTensors::Halves,
+                None => ExpertTensors::Stacked,
+            };
             if let Shared::Halves(width) = mixture.shared {
                 mixture.shared = Shared::Width(width);
             }
@@ -510,6 +544,12 @@ fn generation(metadata: Metadata<'_>, vocabulary: Option<&Vocabulary<'_>>) -> Re
         repetition_penalty: float(sampling("penalty_repeat")?),
         ..GenerationConfig::default()
     })
+}
+
+impl Reader<'_> {
+    pub(super) fn is_list(&self, suffix: &str) -> bool {
+        self.metadata.is_array(&self.key(suffix))
+    }
 }
 
 impl Metadata<'_> {

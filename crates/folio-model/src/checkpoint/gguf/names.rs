@@ -56,6 +56,8 @@ pub struct Names {
     pub post_norms: bool,
     /// The decoder's name of the router of a mixture of experts.
     pub router: Option<&'static str>,
+    /// Gates of experts and what they gate are one tensor.
+    pub halves: bool,
     /// What only some families have ([`own`]).
     pub own: [Parts; 2],
 }
@@ -104,6 +106,28 @@ const SHORT_CONV: Parts = &[
     ("token_embd_norm.weight", "model.norm.weight"),
 ];
 
+/// Of Gemma 4.
+const OWN_LAYERS: Parts = &[
+    ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight"),
+    ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
+    ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("layer_output_scale.weight", "layer_scalar"),
+];
+
+/// Experts beside the part that feeds forward elsewhere. What both are made of may be one tensor, each expert's gates and then what they
+/// gate.
+const BESIDE: Parts = &[
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
+    ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj"),
+];
+
 const SHARED: Parts = &[
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
@@ -124,11 +148,13 @@ pub fn own(family: &Family) -> [Parts; 2] {
         family if family.delta.is_some() => DELTA,
         family if family.mamba.is_some() => MAMBA,
         family if family.short_conv => SHORT_CONV,
+        family if family.layer_inputs => OWN_LAYERS,
         _ => &[],
     };
     let shared = match family.mixture.map(|mixture| mixture.shared) {
         None | Some(Shared::Never) => &[],
         Some(Shared::Gated(_)) => SHARED_GATED,
+        Some(Shared::Beside(_)) => BESIDE,
         Some(_) => SHARED,
     };
     [mixer, shared]
@@ -194,6 +220,9 @@ impl Names {
                 (Some(router), "ffn_gate_inp") => router,
                 (Some(_), "ffn_gate_exps") => "mlp.experts.gate_proj",
                 (Some(_), "ffn_up_exps") => "mlp.experts.up_proj",
+                (Some(_), "ffn_down_exps") if self.halves && leaf == "weight" => {
+                    return format!("model.layers.{layer}.mlp.experts.down_proj");
+                }
                 (Some(_), "ffn_down_exps") => "mlp.experts.down_proj",
                 (_, other) => other,
             },
@@ -212,6 +241,8 @@ impl Names {
             [groups, each] if name.ends_with(".mamba.gated_norm.weight") => {
                 return vec![groups.saturating_mul(each)];
             }
+            // Not joined.
+            [_, _, _] if self.halves && name.ends_with("_proj") => return stored.to_vec(),
             [columns] if name.ends_with(".shared_expert_gate.weight") => return vec![1, columns],
             _ => {}
         }
@@ -269,6 +300,7 @@ mod tests {
             kv_heads: 1,
             post_norms: false,
             router: None,
+            halves: false,
             own: [&[]; 2],
         };
         assert_eq!(names.decoder_name("blk.3.attn_q.bias"), "model.layers.3.self_attn.q_proj.bias");
@@ -288,6 +320,7 @@ mod tests {
             kv_heads: 1,
             post_norms: false,
             router: Some("mlp.gate"),
+            halves: false,
             own: [&[]; 2],
         };
         let weight = names.decoder_name("blk.3.ffn_gate_exps.weight");

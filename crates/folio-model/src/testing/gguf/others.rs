@@ -4,6 +4,7 @@ use super::widened;
 use crate::backend::DType;
 use crate::checkpoint::Checkpoint;
 use crate::config::{DeltaNet, Mixer};
+use crate::family::Shared;
 use crate::weights::{Made, Pick, TensorSpec, WeightSpec};
 
 /// Name, shape (rows first), type number and bytes.
@@ -74,7 +75,14 @@ pub fn stored(checkpoint: &Checkpoint, weight: &WeightSpec) -> Option<Vec<Stored
     let cols = *first.shape.last()?;
     let experts = config.experts.map_or(1, |experts| experts.count);
     let inner = config.intermediate;
+    let beside = config.family.mixture.is_some_and(|mixture| matches!(mixture.shared, Shared::Beside(_)));
     Some(match label {
+        "layer_scale" => vec![whole(first).vector(name("layer_output_scale.weight"), |value| value)],
+        "expert_scale" => vec![whole(first).vector(name("ffn_down_exps.scale"), |value| value)],
+        // As the newest files have it.
+        "gate_up" if beside && first.shape.len() == 3 => {
+            vec![whole(first).stored(name("ffn_gate_up_exps.weight"), &first.shape)]
+        }
         "gate_up" if first.name.ends_with("experts.gate_up_proj") && first.rows.rows < first.rows.period => {
             let names = ["ffn_gate_exps.weight", "ffn_up_exps.weight"];
             let parts = weight.parts.iter().zip(names);

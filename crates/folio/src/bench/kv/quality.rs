@@ -69,11 +69,15 @@ pub(super) fn measure(args: &BenchKvArgs) -> Result<Quality> {
     if let Some(id) = windows.iter().flatten().find(|id| **id as usize >= vocab) {
         bail!("token {id} is not in the vocabulary of {vocab}");
     }
-    let head_dim = weights.model.config.head_dim;
+    let config = &weights.model.config;
+    let (head_dim, full) = (config.head_dim, config.full_heads.map(|full| full.head_dim));
     let possible = args.format.iter().filter_map(|format| format.format());
     let mut formats: Vec<KvFormat> = vec![KvFormat::F16];
     formats.extend(possible.filter(|format| *format != KvFormat::F16));
-    if let Some(reason) = formats.iter().find_map(|format| format.refusal(head_dim)) {
+    if let Some(reason) = formats
+        .iter()
+        .find_map(|format| full.into_iter().chain([head_dim]).find_map(|dim| format.refusal(dim)))
+    {
         bail!("{reason}; leave it out with --format");
     }
     let mut model = Reading { weights, batch: Batch::default() };

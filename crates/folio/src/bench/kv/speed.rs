@@ -249,7 +249,9 @@ fn program(backend: &mut CpuBackend, shape: Shape) -> Result<Program> {
             sinks: None,
             rope: None,
             q_norm: None,
+            own_kv: true,
             k_norm: None,
+            v_norm: None,
             norm_last: false,
             norm_eps: 1e-6,
         });
