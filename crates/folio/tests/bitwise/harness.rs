@@ -39,7 +39,17 @@ use folio_model::testing::recast::{Cast, Recast};
 pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_LEN: u32 = 512;
 /// A fixture of each kind of layer: attention to everything and through windows, a mixture of experts, states, latents.
-pub const KINDS: [&str; 6] = ["llama3", "gemma3", "qwen3_moe", "qwen3_next", "nemotron_h", "deepseek_v3"];
+pub const KINDS: [&str; 9] = [
+    "llama3",
+    "gemma3",
+    "qwen3_moe",
+    "qwen3_next",
+    "nemotron_h",
+    "deepseek_v3",
+    "llama4_text",
+    "granite4_h",
+    "gemma4",
+];
 const MAX_ROWS: usize = 512;
 
 /// What computes.
