@@ -116,7 +116,7 @@ impl PlannedModel {
 
     fn of(name: String, config: Config) -> Self {
         let parts = weight_specs(&config);
-        let parts = parts.iter().flat_map(|weight| &weight.parts);
+        let parts = parts.iter().flat_map(|weight| weight.distinct());
         let parameters = parts.map(|part| part.picked_shape().iter().product::<usize>() as u64).sum();
         let stored = match config.quantization {
             None => WeightFormat::Bf16,
@@ -151,11 +151,13 @@ impl PlannedModel {
         kv_layout(&self.config, &formats, block_tokens as usize, max_model_len as usize)
     }
 
-    /// 2 x layers x KV heads x head_dim x bytes: bytes of a token in a decoder whose layers all attend and keep K and V. `None`: they
-    /// are of another kind.
+    /// 2 x layers x KV heads x head_dim x bytes: bytes of a token in a decoder whose layers all attend and keep K and V of as many heads, as
+    /// wide. `None`: some do not.
     pub fn formula(&self, format: KvFormat) -> Option<u64> {
         let config = &self.config;
-        let plain = config.mixers.iter().all(|mixer| *mixer == Mixer::Attention);
+        let plain = config.mixers.iter().all(|mixer| *mixer == Mixer::Attention)
+            && config.full_heads.is_none()
+            && config.sharing_layers == 0;
         let values = 2 * config.layers * config.kv_heads;
         (plain && !format.is_scaled()).then(|| (values * format.code_bytes(config.head_dim)) as u64)
     }
@@ -236,6 +238,52 @@ mod tests {
         assert_eq!(model.formula(KvFormat::Int8), None, "it knows no scales");
         let q4 = model.weight_bytes(WeightFormat::Q4) as f64 / model.parameters as f64 * 8.0;
         assert!((4.5..4.51).contains(&q4), "{q4}");
+    }
+
+    /// Gemma 4 31B, and as E2B with fewer layers: heads of two sizes, layers that keep nothing.
+    #[test]
+    fn layers_that_differ_are_terms_of_their_own() {
+        let config = |changes: serde_json::Value| {
+            let types = |layer: usize| if layer % 6 == 5 { "full_attention" } else { "sliding_attention" };
+            let mut config = serde_json::json!({"model_type": "gemma4_text", "hidden_size": 5376, "intermediate_size": 21_504,
+                "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+                "global_head_dim": 512, "num_global_key_value_heads": 4, "attention_k_eq_v": true, "sliding_window": 1024,
+                "hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144,
+                "rope_parameters": {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}});
+            for (field, value) in changes.as_object().expect("fields") {
+                config[field] = value.clone();
+            }
+            let layers = config["num_hidden_layers"].as_u64().expect("a number") as usize;
+            config["layer_types"] = (0..layers).map(types).collect();
+            let text = config.to_string();
+            PlannedModel::of(
+                "it".to_owned(),
+                Config::parse("config.json", text.as_bytes()).expect("a config"),
+            )
+        };
+        let terms = |model: &PlannedModel| terms(&model.layout(KvFormat::F16, 16, 8192).expect("a layout"));
+        let large = config(serde_json::json!({}));
+        assert_eq!(units::parameters(large.parameters), "30.70 B");
+        assert_eq!(large.formula(KvFormat::F16), None);
+        assert_eq!(
+            terms(&large),
+            [
+                "2 x 10 layers x 4 KV heads x 512 x 2 B = 80.0 KiB",
+                "2 x 50 layers x 16 KV heads x 256 x 2 B = 800 KiB, of the last 1,024 tokens"
+            ]
+        );
+        let small = config(
+            serde_json::json!({"num_hidden_layers": 18, "num_kv_shared_layers": 10, "attention_k_eq_v": false,
+            "hidden_size_per_layer_input": 256}),
+        );
+        assert_eq!(
+            terms(&small),
+            [
+                "2 x 1 layers x 16 KV heads x 512 x 2 B = 32.0 KiB",
+                "2 x 7 layers x 16 KV heads x 256 x 2 B = 112 KiB, of the last 1,024 tokens"
+            ]
+        );
     }
 
     #[test]
