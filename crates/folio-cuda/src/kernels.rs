@@ -188,7 +188,14 @@ macro_rules! linear {
     };
     (@names [$($kind:literal),*] products [$($other:literal),*]) => {
         &[
-            $(concat!($kind, "_8"), concat!($kind, "_32"), concat!($kind, "_wide"), concat!($kind, "_embed"),)*
+            $(
+                concat!($kind, "_8"),
+                concat!($kind, "_32"),
+                concat!($kind, "_64"),
+                concat!($kind, "_128"),
+                concat!($kind, "_256"),
+                concat!($kind, "_embed"),
+            )*
             $($other),*
         ]
     };

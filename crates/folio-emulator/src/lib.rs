@@ -132,7 +132,7 @@ impl Emulator {
                 arch: 80,
                 multiprocessors: 4,
                 memory_bytes: 1 << 30,
-                shared_bytes: 163 << 10,
+                shared_bytes: 227 << 10,
             },
             order,
             kernels: HashMap::new(),

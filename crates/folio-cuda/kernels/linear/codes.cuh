@@ -13,8 +13,7 @@ template <u32 G> struct Eight {
     static __device__ __forceinline__ u32 pair(u32 bytes) {
         return fma_bf16x2((bytes & 0x007f007f) | 0x43004300, 0x3f803f80, (bytes & 0x00800080) | 0xc300c300);
     }
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32, const u32*, u32 (*a)[4]) {
-        const u32x4& four = words[t / 2];
+    static __device__ __forceinline__ void fragment(const u32x4& four, u32 t, u32, const u32*, u32 (*a)[4]) {
         u32 low = t % 2 ? four.z : four.x, high = t % 2 ? four.w : four.y;
         a[0][0] = pair(spread(low, 0)), a[0][1] = pair(spread(high, 0));
         a[0][2] = pair(spread(low, 1)), a[0][3] = pair(spread(high, 1));
@@ -32,8 +31,7 @@ struct Fp8 {
     static __device__ __forceinline__ u32 pair(u32 bytes) {
         return fma_bf16x2((bytes & 0x00800080) << 8 | (bytes & 0x007f007f) << 4, 0x7b807b80, 0x80008000);
     }
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32, const u32*, u32 (*a)[4]) {
-        const u32x4& four = words[t / 2];
+    static __device__ __forceinline__ void fragment(const u32x4& four, u32 t, u32, const u32*, u32 (*a)[4]) {
         u32 low = t % 2 ? four.z : four.x, high = t % 2 ? four.w : four.y;
         a[0][0] = pair(spread(low, 0)), a[0][1] = pair(spread(high, 0));
         a[0][2] = pair(spread(low, 1)), a[0][3] = pair(spread(high, 1));
@@ -44,8 +42,8 @@ struct Fp8 {
 };
 
 // Nibbles: operand register i of an instruction's word is bits 4i.. of both halves.
-__device__ __forceinline__ u32 word_of(const u32x4* words, u32 t) {
-    return t == 0 ? words[0].x : t == 1 ? words[0].y : t == 2 ? words[0].z : words[0].w;
+__device__ __forceinline__ u32 word_of(const u32x4& four, u32 t) {
+    return t == 0 ? four.x : t == 1 ? four.y : t == 2 ? four.z : four.w;
 }
 __device__ __forceinline__ u32 nibble(const u32* words, const Place& place) {
     return words[place.ktile % 4] >> (16 * (place.j % 2) + 4 * (place.half + place.j / 2 * 2)) & 15;
@@ -55,8 +53,8 @@ __device__ __forceinline__ u32 nibble(const u32* words, const Place& place) {
 template <u32 G> struct Four {
     static constexpr u32 LOADS = 1, GROUP = G, PARTS = 1, TABLE = 1;
     static __device__ void prepare(u32*) {}
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32 offset, const u32*, u32 (*a)[4]) {
-        u32 word = word_of(words, t), less = 0xc300c300 + offset * 0x00010001;
+    static __device__ __forceinline__ void fragment(const u32x4& four, u32 t, u32 offset, const u32*, u32 (*a)[4]) {
+        u32 word = word_of(four, t), less = 0xc300c300 + offset * 0x00010001;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) a[0][i] = fma_bf16x2((word >> 4 * i & 0x000f000f) | 0x43004300, 0x3f803f80, less);
     }
@@ -73,8 +71,8 @@ struct Mx4 {
     static __device__ __forceinline__ u32 pair(u32 two) {
         return fma_bf16x2((two & 0x00080008) << 12 | (two & 0x00070007) << 6, 0x7f007f00, 0x80008000);
     }
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32, const u32*, u32 (*a)[4]) {
-        u32 word = word_of(words, t);
+    static __device__ __forceinline__ void fragment(const u32x4& four, u32 t, u32, const u32*, u32 (*a)[4]) {
+        u32 word = word_of(four, t);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) a[0][i] = pair(word >> 4 * i & 0x000f000f);
     }
@@ -93,8 +91,8 @@ struct Iq4 {
             table[i] = pack_bf16((float)IQ4_VALUES[i % 16], (float)IQ4_VALUES[i / 16]);
         __syncthreads();
     }
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32, const u32* table, u32 (*a)[4]) {
-        u32 word = word_of(words, t);
+    static __device__ __forceinline__ void fragment(const u32x4& four, u32 t, u32, const u32* table, u32 (*a)[4]) {
+        u32 word = word_of(four, t);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             u32 two = word >> 4 * i & 0x000f000f;

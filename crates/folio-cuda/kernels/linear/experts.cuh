@@ -22,9 +22,9 @@ constexpr u32 HEADER_TILES = 1;
         Weights w = WEIGHTS_OF;                                                                                                \
         Rows from = {list, tile[1], tile[2], share}, to = {list, tile[1], tile[2], 1};                                         \
         compute(w, {start, range}, x, x_stride, order, from, to,                                                               \
-                {bias ? bias + row : nullptr, out + blockIdx.z * range, out_stride, 0});                                       \
+                {bias ? bias + row : nullptr, out + blockIdx.z * range, out_stride, 0}, blockIdx.x);                                       \
     }
 
 #define EXPERTS_KERNELS(prefix, Kind)                                                                                          \
-    EXPERTS_KERNEL(prefix##_experts_8, 128, (narrow<Kind, 1>))                                                                 \
-    EXPERTS_KERNEL(prefix##_experts_wide, 256, (wide<Kind>))
+    EXPERTS_KERNEL(prefix##_experts_8, 128, (narrow<Kind, 1, 1, 4>))                                                                 \
+    EXPERTS_KERNEL(prefix##_experts_wide, 256, (wide<Kind, 2, 4, 2>))

@@ -3,8 +3,8 @@
 struct Bf16 {
     static constexpr u32 LOADS = 4, GROUP = 0, PARTS = 1, TABLE = 1;
     static __device__ void prepare(u32*) {}
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32, const u32*, u32 (*a)[4]) {
-        a[0][0] = words[t].x, a[0][1] = words[t].y, a[0][2] = words[t].z, a[0][3] = words[t].w;
+    static __device__ __forceinline__ void fragment(const u32x4& word, u32, u32, const u32*, u32 (*a)[4]) {
+        a[0][0] = word.x, a[0][1] = word.y, a[0][2] = word.z, a[0][3] = word.w;
     }
     static __device__ __forceinline__ float value(const u32* words, const Place& place, u32) {
         return bf16_to_f32((u16)(words[place.half + place.j / 2 * 2] >> 16 * (place.j % 2)));
@@ -15,8 +15,8 @@ struct Bf16 {
 struct F16 {
     static constexpr u32 LOADS = 4, GROUP = 0, PARTS = 2, TABLE = 1;
     static __device__ void prepare(u32*) {}
-    static __device__ __forceinline__ void fragment(const u32x4* words, u32 t, u32, const u32*, u32 (*a)[4]) {
-        const u32 four[4] = {words[t].x, words[t].y, words[t].z, words[t].w};
+    static __device__ __forceinline__ void fragment(const u32x4& word, u32, u32, const u32*, u32 (*a)[4]) {
+        const u32 four[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             float low = f16_to_f32((u16)four[i]), high = f16_to_f32((u16)(four[i] >> 16));

@@ -10,7 +10,8 @@
 // the batch in one load of 8 bytes, and of weight rows g and g + 8 in its part of a load of 16 bytes.
 //
 // A kind of weights says: LOADS, 16-byte loads of a lane per chunk; GROUP, instructions per scale (0: no scales); PARTS, operands per
-// instruction (2: the value is a sum); `fragment`, the operand of instruction t of a chunk; `value`, one weight as a number.
+// instruction (2: the value is a sum); `fragment`, the operand of instruction t of a chunk, given the load that has it; `value`, one weight
+// as a number.
 
 constexpr u32 TILES = 4;        // instructions of a chunk
 constexpr u32 SLICES = 4;
@@ -37,77 +38,121 @@ struct Rows {
     }
 };
 
-template <class Kind> __device__ __forceinline__ void load_chunk(u32x4* words, const Weights& w, u32 tile, u32 chunk, u32 lane) {
-    constexpr u32 COVERS = TILES / Kind::LOADS;
-    u32 loads = (w.ktiles + COVERS - 1) / COVERS;
-    const u32x4* from = w.codes + (u64)tile * loads * 32 + lane;
-#pragma unroll
-    for (u32 i = 0; i < Kind::LOADS; i++) {
-        u32 load = chunk * Kind::LOADS + i;
-        if (load < loads) words[i] = from[load * 32];
-    }
-}
+// ---- a chunk of weights and of rows in shared memory
 
-// Adds one chunk to the accumulators of NT columns of 8. `b(n, t)` is the other operand.
-template <class Kind, u32 NT, class B>
-__device__ __forceinline__ void add_chunk(float (*acc)[4], const u32x4* words, const Weights& w, const u32* table, u32 tile,
-                                          u32 chunk, u32 lane, const B& b) {
+// What a team of threads copies there at once: chunks of MT tiles of weights and of ROWS rows. A ring of such stages is filled while older
+// ones are multiplied.
+template <class Kind, u32 MT, u32 ROWS> struct Stage {
+    static constexpr u32 LOADS = MT * Kind::LOADS * 32;                                     // of 16 bytes: [tile][load][lane]
+    static constexpr u32 GROUPS = Kind::GROUP == 0 ? 0 : TILES / (Kind::GROUP == 0 ? 1 : Kind::GROUP);
+    static constexpr u32 SCALES = 16 * LOADS, MINS = SCALES + MT * GROUPS * 64;             // [tile][group][16]
+    static constexpr u32 BATCH = MINS + MT * GROUPS * 64, BYTES = BATCH + ROWS * 128;       // [row][64 columns], see `columns_at`
+
+    // Begins to copy chunk `chunk` of `tiles` tiles from `tile` on, and of the rows there are; what is beyond stays as it is.
+    static __device__ __forceinline__ void copy(char* to, const Weights& w, u32 tile, u32 tiles, const u16* x, u32 x_stride, const u32* order,
+                                                const Rows& from, u32 chunk, u32 thread, u32 threads) {
+        constexpr u32 COVERS = TILES / Kind::LOADS;
+        u32 loads = (w.ktiles + COVERS - 1) / COVERS, columns = w.ktiles * 16;
+#pragma unroll
+        for (u32 i = thread; i < LOADS; i += threads) {
+            u32 m = i / (32 * Kind::LOADS), load = chunk * Kind::LOADS + i / 32 % Kind::LOADS;
+            if (m < tiles && load < loads) cp_async16(to + 16 * i, w.codes + ((u64)(tile + m) * loads + load) * 32 + i % 32);
+        }
+        if constexpr (Kind::GROUP != 0) {
+            for (u32 i = thread; i < MT * GROUPS * 4; i += threads) {
+                u32 m = i / (4 * GROUPS), ktile = chunk * TILES + i / 4 % GROUPS * Kind::GROUP;
+                if (m >= tiles || ktile >= w.ktiles) continue;
+                u64 at = ((u64)(tile + m) * w.groups() + (ktile >> w.group_shift)) * 16 + i % 4 * 4;
+                cp_async16(to + SCALES + 16 * i, w.scales + at);
+                if (w.mins) cp_async16(to + MINS + 16 * i, w.mins + at);
+            }
+        }
+#pragma unroll
+        for (u32 i = thread; i < ROWS * 8; i += threads) {
+            u32 row = i / 8, column = chunk * 64 + i % 8 * 8;
+            if (row >= from.count || column >= columns) continue;
+            const u16* source = x + (u64)from.at(row) * x_stride;
+            char* place = to + BATCH + columns_at(row, i % 8 / 2) + i % 2 * 16;
+            if (order)
+                for (u32 j = 0; j < 8; j++) ((u16*)place)[j] = source[order[column + j]];
+            else
+                cp_async16(place, source + column);
+        }
+    }
+
+    // Where the 16 columns of instruction `t` lie of a row: rows that lanes read at once are in different banks.
+    static __device__ __forceinline__ u32 columns_at(u32 row, u32 t) { return row * 128 + ((t ^ row) % 4) * 32; }
+};
+
+// Adds a chunk to the accumulators of MT tiles of weights by NT columns of 8; `first` is the first of the stage's tiles, `row` its first row.
+template <class S, class Kind, u32 MT, u32 NT>
+__device__ __forceinline__ void add_chunk(float (*acc)[NT][4], const char* stage, const Weights& w, const u32* table, u32 first, u32 row, u32 chunk,
+                                          u32 lane) {
+    constexpr u32 COVERS = TILES / Kind::LOADS;
+    const u32x4* codes = (const u32x4*)stage + first * Kind::LOADS * 32 + lane;
+    const char* batch = stage + S::BATCH + lane % 4 * 8;
+    auto columns = [&](u32 n, u32 t, u32* b) {
+        u32x2 x = *(const u32x2*)(batch + S::columns_at(row + n * 8 + lane / 4, t));
+        b[0] = x.x, b[1] = x.y;
+    };
     if constexpr (Kind::GROUP == 0) {
 #pragma unroll
         for (u32 t = 0; t < TILES; t++) {
             if (chunk * TILES + t >= w.ktiles) break;
-            u32 a[Kind::PARTS][4];
-            Kind::fragment(words, t, w.offset, table, a);
+            u32 a[MT][Kind::PARTS][4];
+#pragma unroll
+            for (u32 m = 0; m < MT; m++) Kind::fragment(codes[(m * Kind::LOADS + t / COVERS) * 32], t, w.offset, table, a[m]);
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
-                u32x2 x = b(n, t);
-                u32 operand[2] = {x.x, x.y};
+                u32 b[2];
+                columns(n, t, b);
 #pragma unroll
-                for (u32 part = 0; part < Kind::PARTS; part++) mma_bf16(acc[n], a[part], operand);
+                for (u32 m = 0; m < MT; m++)
+#pragma unroll
+                    for (u32 part = 0; part < Kind::PARTS; part++) mma_bf16(acc[m][n], a[m][part], b);
             }
         }
     } else {
         const u32 ones[4] = {ONES, ONES, ONES, ONES};
 #pragma unroll
         for (u32 t = 0; t < TILES; t += Kind::GROUP) {
-            u32 ktile = chunk * TILES + t;
-            if (ktile >= w.ktiles) break;
-            u32 a[Kind::GROUP][1][4];
+            if (chunk * TILES + t >= w.ktiles) break;
+            u32 a[MT][Kind::GROUP][1][4];
+            float scales[MT][2], mins[MT][2];
 #pragma unroll
-            for (u32 j = 0; j < Kind::GROUP; j++) Kind::fragment(words, t + j, w.offset, table, a[j]);
-            u64 at = ((u64)tile * w.groups() + (ktile >> w.group_shift)) * 16 + lane / 4;
-            float low = w.scales[at], high = w.scales[at + 8];
-            float low_min = 0.0f, high_min = 0.0f;
-            if (w.mins) low_min = w.mins[at], high_min = w.mins[at + 8];
+            for (u32 m = 0; m < MT; m++) {
+#pragma unroll
+                for (u32 j = 0; j < Kind::GROUP; j++) Kind::fragment(codes[(m * Kind::LOADS + (t + j) / COVERS) * 32], t + j, w.offset, table, a[m][j]);
+                u32 at = ((first + m) * S::GROUPS + t / Kind::GROUP) * 16 + lane / 4;
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    scales[m][half] = ((const float*)(stage + S::SCALES))[at + 8 * half];
+                    mins[m][half] = w.mins ? ((const float*)(stage + S::MINS))[at + 8 * half] : 0.0f;
+                }
+            }
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
-                float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f}, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                u32 b[Kind::GROUP][2];
+                float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
                 for (u32 j = 0; j < Kind::GROUP; j++) {
-                    u32x2 x = b(n, t + j);
-                    u32 operand[2] = {x.x, x.y};
-                    mma_bf16(partial, a[j][0], operand);
-                    if (w.mins) mma_bf16(sums, ones, operand);
+                    columns(n, t + j, b[j]);
+                    if (w.mins) mma_bf16(sums, ones, b[j]);
                 }
-                acc[n][0] = fmaf(low, partial[0], acc[n][0]);
-                acc[n][1] = fmaf(low, partial[1], acc[n][1]);
-                acc[n][2] = fmaf(high, partial[2], acc[n][2]);
-                acc[n][3] = fmaf(high, partial[3], acc[n][3]);
-                if (w.mins) {
-                    acc[n][0] = fmaf(low_min, sums[0], acc[n][0]);
-                    acc[n][1] = fmaf(low_min, sums[1], acc[n][1]);
-                    acc[n][2] = fmaf(high_min, sums[2], acc[n][2]);
-                    acc[n][3] = fmaf(high_min, sums[3], acc[n][3]);
+#pragma unroll
+                for (u32 m = 0; m < MT; m++) {
+                    float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+                    for (u32 j = 0; j < Kind::GROUP; j++) mma_bf16(partial, a[m][j][0], b[j]);
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        acc[m][n][i] = fmaf(scales[m][i / 2], partial[i], acc[m][n][i]);
+                        if (w.mins) acc[m][n][i] = fmaf(mins[m][i / 2], sums[i], acc[m][n][i]);
+                    }
                 }
             }
         }
     }
-}
-
-// Four neighbouring columns of a row, where `order` says which they are.
-__device__ __forceinline__ u32x2 gathered(const u16* row, const u32* order, u32 column) {
-    const u32* from = order + column;
-    return {row[from[0]] | (u32)row[from[1]] << 16, row[from[2]] | (u32)row[from[3]] << 16};
 }
 
 struct Output {
@@ -124,112 +169,112 @@ struct Output {
 // Weight rows first..first + count of the matrix, of which a tile may hold others; they are written from column 0 on.
 struct Part { u32 first, count; };
 
-// 16 weight rows and 8 * NT rows of the batch, a slice to each of 4 warps.
-template <class Kind, u32 NT>
+// 16 * MT weight rows and 8 * NT rows of the batch, a slice to each of 4 warps, each with a ring of its own.
+template <class Kind, u32 MT, u32 NT, u32 STAGES>
 __device__ __forceinline__ void narrow(const Weights& w, const Part& part, const u16* x, u32 x_stride, const u32* order,
-                                       const Rows& from, const Rows& to, const Output& out) {
+                                       const Rows& from, const Rows& to, const Output& out, u32 block) {
+    using S = Stage<Kind, MT, 8 * NT>;
+    constexpr u32 PITCH = 16 * MT + 4;
+    DYNAMIC_SHARED(shared);
     __shared__ u32 table[Kind::TABLE];
-    __shared__ float sums[SLICES][16][8 * NT + 1];
     Kind::prepare(table);
-    u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32, tile = part.first / 16 + blockIdx.x;
-    if (tile * 16 >= part.first + part.count) return;
-    const u16* rows[NT];
+    u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32, tile = part.first / 16 + block * MT, end_tile = (part.first + part.count + 15) / 16;
+    if (tile >= end_tile) return;
+    u32 tiles = end_tile - tile < MT ? end_tile - tile : MT;
+    float acc[MT][NT][4] = {};
+    u32 chunks = w.chunks(), chunk = chunks * slice / SLICES, end = chunks * (slice + 1) / SLICES;
+    char* ring = shared + slice * STAGES * S::BYTES;
+    auto copy = [&](u32 chunk, u32 slot) {
+        if (chunk < end) S::copy(ring + slot * S::BYTES, w, tile, tiles, x, x_stride, order, from, chunk, lane, 32);
+        cp_async_commit();
+    };
 #pragma unroll
-    for (u32 n = 0; n < NT; n++) rows[n] = x + (u64)from.at(n * 8 + lane / 4) * x_stride;
-    float acc[NT][4] = {};
-    u32 chunks = w.chunks(), end = chunks * (slice + 1) / SLICES;
-    // Loads of several chunks are under way at once.
-    constexpr u32 DEPTH = 8 / Kind::LOADS;
-    for (u32 chunk = chunks * slice / SLICES; chunk < end; chunk += DEPTH) {
-        u32x4 words[DEPTH][Kind::LOADS];
-#pragma unroll
-        for (u32 i = 0; i < DEPTH; i++)
-            if (chunk + i < end) load_chunk<Kind>(words[i], w, tile, chunk + i, lane);
-#pragma unroll
-        for (u32 i = 0; i < DEPTH; i++) {
-            if (chunk + i >= end) break;
-            add_chunk<Kind, NT>(acc, words[i], w, table, tile, chunk + i, lane, [&](u32 n, u32 t) {
-                u32 column = ((chunk + i) * TILES + t) * 16 + lane % 4 * 4;
-                return order ? gathered(rows[n], order, column) : *(const u32x2*)(rows[n] + column);
-            });
-        }
+    for (u32 slot = 0; slot + 1 < STAGES; slot++) copy(chunk + slot, slot);
+    for (u32 slot = 0; chunk < end; chunk++) {
+        cp_async_wait<STAGES - 2>();
+        warp_sync();
+        copy(chunk + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
+        add_chunk<S, Kind, MT, NT>(acc, ring + slot * S::BYTES, w, table, 0, 0, chunk, lane);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
-#pragma unroll
-    for (u32 n = 0; n < NT; n++)
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) sums[slice][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = acc[n][i];
+    cp_async_wait<0>();
     __syncthreads();
-    for (u32 i = threadIdx.x; i < 16 * 8 * NT; i += 128) {
-        u32 row = i % 16, n = i / 16;
+    float* sums = (float*)shared;       // [slice][row of the batch][weight row]
+#pragma unroll
+    for (u32 m = 0; m < MT; m++)
+#pragma unroll
+        for (u32 n = 0; n < NT; n++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                sums[(slice * 8 * NT + n * 8 + lane % 4 * 2 + i % 2) * PITCH + m * 16 + lane / 4 + i / 2 * 8] = acc[m][n][i];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < 16 * MT * 8 * NT; i += 128) {
+        u32 row = i % (16 * MT), n = i / (16 * MT), next = 8 * NT * PITCH;
         u32 column = tile * 16 + row - part.first;      // wraps where it is before the part
-        if (n < to.count && column < part.count)
-            out.put(to.at(n), column, ((sums[0][row][n] + sums[1][row][n]) + sums[2][row][n]) + sums[3][row][n]);
+        const float* at = sums + n * PITCH + row;
+        if (n < to.count && column < part.count) out.put(to.at(n), column, ((at[0] + at[next]) + at[2 * next]) + at[3 * next]);
     }
 }
 
-constexpr u32 WIDE_TILES = 8, WIDE_ROWS = 64, PITCH = 80;
+// Floats of a thread: in registers, or in memory.
+template <bool IN_MEMORY> struct Kept { typedef float Float; };
+template <> struct Kept<true> { typedef volatile float Float; };
 
-// 128 weight rows, 16 to a warp, and 64 rows of the batch, whose columns come chunk by chunk through shared memory; slices one after
-// the other.
-template <class Kind>
+// 8 warps of 16 * MT weight rows by 8 * NT rows of the batch each, ACROSS of them beside each other along the batch; slices one after the
+// other.
+template <class Kind, u32 MT, u32 NT, u32 ACROSS>
 __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u16* x, u32 x_stride, const u32* order,
-                                     const Rows& from, const Rows& to, const Output& out) {
-    constexpr u32 NT = WIDE_ROWS / 8;
+                                     const Rows& from, const Rows& to, const Output& out, u32 block) {
+    constexpr u32 ALONG = 8 / ACROSS, STAGES = 3;
+    using S = Stage<Kind, MT * ALONG, 8 * NT * ACROSS>;
+    DYNAMIC_SHARED(shared);
     __shared__ u32 table[Kind::TABLE];
-    __shared__ u32x4 staged[2][WIDE_ROWS * PITCH / 8];
     Kind::prepare(table);
-    u32 lane = threadIdx.x % 32, tile = part.first / 16 + blockIdx.x * WIDE_TILES + threadIdx.x / 32;
-    bool active = tile * 16 < part.first + part.count;
-    u32 chunks = w.chunks(), columns = w.ktiles * 16;
-    auto stage = [&](u32 chunk) {
-        u16* to = (u16*)staged[chunk % 2];
-        for (u32 i = threadIdx.x; i < WIDE_ROWS * 8; i += 32 * WIDE_TILES) {
-            u32 row = i / 8, column = chunk * 64 + i % 8 * 8;
-            if (column >= columns) continue;
-            const u16* source = x + (u64)from.at(row) * x_stride;
-            u16* place = to + row * PITCH + i % 8 * 8;
-            if (order)
-                for (u32 j = 0; j < 8; j++) place[j] = source[order[column + j]];
-            else
-                cp_async16(place, source + column);
-        }
+    u32 lane = threadIdx.x % 32, first = threadIdx.x / 32 / ACROSS * MT, row = threadIdx.x / 32 % ACROSS * 8 * NT;
+    u32 tile = part.first / 16 + block * MT * ALONG, end_tile = (part.first + part.count + 15) / 16;
+    if (tile >= end_tile) return;
+    u32 tiles = end_tile - tile < MT * ALONG ? end_tile - tile : MT * ALONG;
+    bool active = first < tiles && row < from.count;
+    u32 chunks = w.chunks(), chunk = 0, slot = 0;
+    auto copy = [&](u32 chunk, u32 slot) {
+        if (chunk < chunks) S::copy(shared + slot * S::BYTES, w, tile, tiles, x, x_stride, order, from, chunk, threadIdx.x, 256);
         cp_async_commit();
     };
-    float acc[NT][4] = {}, total[NT][4];
-    u32 slice = 0;
-    stage(0);
-    for (u32 chunk = 0; chunk < chunks; chunk++) {
-        u32x4 words[Kind::LOADS];
-        if (active) load_chunk<Kind>(words, w, tile, chunk, lane);
-        if (chunk + 1 < chunks) stage(chunk + 1);
-        else cp_async_commit();
-        cp_async_wait<1>();
-        __syncthreads();
-        const u16* here = (const u16*)staged[chunk % 2] + lane / 4 * PITCH + lane % 4 * 4;
-        if (active)
-            add_chunk<Kind, NT>(acc, words, w, table, tile, chunk, lane,
-                                [&](u32 n, u32 t) { return *(const u32x2*)(here + n * 8 * PITCH + t * 16); });
-        // A slice may be empty; the last is not.
-        while (slice < SLICES && chunks * (slice + 1) / SLICES <= chunk + 1) {
 #pragma unroll
-            for (u32 n = 0; n < NT; n++)
+    for (u32 ahead = 0; ahead + 1 < STAGES; ahead++) copy(ahead, ahead);
+    // Totals of a large tile are out of registers' way: they are touched at the ends of slices.
+    float acc[MT][NT][4];
+    typename Kept<(MT * NT > 16)>::Float total[MT][NT][4];
+#pragma unroll 1
+    for (u32 slice = 0; slice < SLICES; slice++) {
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    total[n][i] = slice == 0 ? acc[n][i] : total[n][i] + acc[n][i];
-                    acc[n][i] = 0.0f;
-                }
-            slice++;
+        for (u32 i = 0; i < MT * NT * 4; i++) acc[i / 4 / NT][i / 4 % NT][i % 4] = 0.0f;
+#pragma unroll 1
+        for (u32 end = chunks * (slice + 1) / SLICES; chunk < end; chunk++) {
+            cp_async_wait<STAGES - 2>();
+            __syncthreads();
+            copy(chunk + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
+            if (active) add_chunk<S, Kind, MT, NT>(acc, shared + slot * S::BYTES, w, table, first, row, chunk, lane);
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
         }
-        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < MT * NT * 4; i++) {
+            auto& sum = total[i / 4 / NT][i / 4 % NT][i % 4];
+            float part = acc[i / 4 / NT][i / 4 % NT][i % 4];
+            sum = slice == 0 ? part : sum + part;
+        }
     }
+    cp_async_wait<0>();
     if (!active) return;
 #pragma unroll
-    for (u32 n = 0; n < NT; n++)
+    for (u32 m = 0; m < MT; m++)
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 at = n * 8 + lane % 4 * 2 + i % 2, column = tile * 16 + lane / 4 + i / 2 * 8 - part.first;
-            if (at < to.count && column < part.count) out.put(to.at(at), column, total[n][i]);
-        }
+        for (u32 n = 0; n < NT; n++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 at = row + n * 8 + lane % 4 * 2 + i % 2, column = (tile + first + m) * 16 + lane / 4 + i / 2 * 8 - part.first;
+                if (at < to.count && column < part.count) out.put(to.at(at), column, total[m][n][i]);
+            }
 }
 
 // ---- kernels
@@ -240,21 +285,24 @@ __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u
     const u32 *meta, u32 count_word, const u16 *x, u32 x_stride, const u32 *order, WEIGHTS_PARAMETERS, const float *bias,      \
         float *out, u32 out_stride, u32 add
 
-// Grid: row tiles (or 8 of them), blocks of rows. Rows of the batch from `meta[count_word]`.
+// Grid: blocks of rows, which find the same weights in the cache, then blocks of weights. Rows of the batch from `meta[count_word]`.
 #define PRODUCT_KERNEL(name, threads, rows_of_a_block, compute)                                                                \
     extern "C" __global__ void __launch_bounds__(threads) name(PRODUCT_PARAMETERS) {                                          \
-        u32 rows = meta[count_word], first = blockIdx.y * rows_of_a_block;                                                     \
+        u32 rows = meta[count_word], first = blockIdx.x * rows_of_a_block;                                                     \
         if (first >= rows) return;                                                                                             \
         u32 count = rows - first < rows_of_a_block ? rows - first : rows_of_a_block;                                           \
         Weights w = WEIGHTS_OF;                                                                                                \
         Rows batch = {nullptr, first, count, 1};                                                                                \
-        compute(w, {0, weight_rows}, x, x_stride, order, batch, batch, {bias, out, out_stride, add});                          \
+        compute(w, {0, weight_rows}, x, x_stride, order, batch, batch, {bias, out, out_stride, add}, blockIdx.y);              \
     }
 
+// Named by the most rows of the batch that a block takes. `linear/launch.rs` has the same numbers.
 #define LINEAR_KERNELS(prefix, Kind)                                                                                           \
-    PRODUCT_KERNEL(prefix##_8, 128, 8, (narrow<Kind, 1>))                                                                      \
-    PRODUCT_KERNEL(prefix##_32, 128, 32, (narrow<Kind, 4>))                                                                    \
-    PRODUCT_KERNEL(prefix##_wide, 256, WIDE_ROWS, (wide<Kind>))                                                                \
+    PRODUCT_KERNEL(prefix##_8, 128, 8, (narrow<Kind, 1, 1, 4>))                                                                \
+    PRODUCT_KERNEL(prefix##_32, 128, 32, (narrow<Kind, 2, 4, 3>))                                                              \
+    PRODUCT_KERNEL(prefix##_64, 128, 64, (narrow<Kind, 4, 8, 3>))                                                              \
+    PRODUCT_KERNEL(prefix##_128, 256, 128, (wide<Kind, 4, 4, 4>))                                                              \
+    PRODUCT_KERNEL(prefix##_256, 256, 256, (wide<Kind, 4, 8, 4>))                                                              \
     EMBED_KERNEL(prefix##_embed, Kind)
 
 // ---- rows of an embedding table

@@ -6,7 +6,7 @@ use folio_model::backend::DType;
 
 use super::unpack::Codes;
 use super::{DeviceMatrix, Kind, Scratch, Segment, library, pack};
-use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
+use crate::driver::{Arg, DeviceInfo, DevicePtr, Driver, DriverError, Launch};
 use crate::planes::{Meta, Planes, RowBound};
 
 type Result<T> = std::result::Result<T, DriverError>;
@@ -21,11 +21,65 @@ pub struct Output {
     pub add: bool,
 }
 
-/// Rows of the batch that a block of each kernel takes, and up to how many rows in all it is chosen.
-const FEW: u32 = 8;
-const SOME: u32 = 32;
-const SOME_AT_MOST: u32 = 64;
-const MANY: u32 = 64;
+/// How a kernel divides a product; `kernels/linear/product.cuh` has the same numbers.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    suffix: &'static str,
+    threads: u32,
+    /// Rows of the batch, and tiles of 16 weight rows, of a block.
+    rows: u32,
+    tiles: u32,
+    /// Rings in shared memory, and stages of each.
+    rings: u32,
+    stages: u32,
+    /// What its block costs, in the unit of the others, when a multiprocessor has nothing else to do.
+    cost: u64,
+}
+
+const FEW: Shape = Shape { suffix: "8", threads: 128, rows: 8, tiles: 1, rings: 4, stages: 4, cost: 0 };
+const SOME: Shape = Shape { suffix: "32", threads: 128, rows: 32, tiles: 2, rings: 4, stages: 3, cost: 0 };
+/// For more rows, the cheapest; the larger a block, the more often what it reads is used.
+const MANY: [Shape; 3] = [
+    Shape { suffix: "64", threads: 128, rows: 64, tiles: 4, rings: 4, stages: 3, cost: 7 },
+    Shape { suffix: "128", threads: 256, rows: 128, tiles: 8, rings: 1, stages: 3, cost: 20 },
+    Shape { suffix: "256", threads: 256, rows: 256, tiles: 8, rings: 1, stages: 3, cost: 32 },
+];
+const FEW_OF_EXPERT: Shape = Shape { suffix: "experts_8", ..FEW };
+const MANY_OF_EXPERT: Shape =
+    Shape { suffix: "experts_wide", threads: 256, rows: 64, tiles: 8, rings: 1, stages: 3, cost: 0 };
+
+impl Shape {
+    /// The kernel for so many rows of the batch and tiles of weights. Any gives the same bits.
+    fn of(rows: u32, tiles: u32, kind: Kind, info: &DeviceInfo) -> Self {
+        if rows <= FEW.rows {
+            return FEW;
+        }
+        if rows <= SOME.rows {
+            return SOME;
+        }
+        let fits = |shape: &&Shape| shape.shared_bytes(kind) <= info.shared_bytes;
+        let cost = |shape: &&Shape| {
+            let blocks = rows.div_ceil(shape.rows) * tiles.div_ceil(shape.tiles);
+            u64::from(blocks.div_ceil(info.multiprocessors.max(1))) * shape.cost
+        };
+        MANY.iter().filter(fits).min_by_key(cost).copied().unwrap_or(SOME)
+    }
+
+    /// Dynamic shared memory of a block.
+    fn shared_bytes(&self, kind: Kind) -> u32 {
+        let (loads, groups) = match kind {
+            Kind::Plain(DType::F32) => return 0,
+            Kind::Plain(_) => (4, 0),
+            Kind::Blocks(layout) => {
+                let loads = if matches!(layout.codes, Codes::Eight | Codes::Fp8) { 2 } else { 1 };
+                (loads, if layout.group == 16 { 4 } else { 2 })
+            }
+        };
+        // Codes, scales and minimums of each tile; 64 columns of each row.
+        let stage = self.tiles * (512 * loads + 2 * 64 * groups) + 128 * self.rows;
+        self.rings * self.stages * stage
+    }
+}
 
 /// `out = W . x + bias` for every row, or `out += `. `scratch` is for matrices that a library has.
 #[expect(clippy::too_many_arguments, reason = "what a product is of")]
@@ -101,13 +155,7 @@ fn halves(
 ) -> Result<()> {
     let x_at = x.bf16.ok_or_else(|| absent("bf16"))?;
     let tiles = segment.rows.div_ceil(pack::TILE) as u32;
-    let (suffix, threads, grid) = if rows.bound <= FEW {
-        ("8", 128, [tiles, rows.bound.div_ceil(FEW), 1])
-    } else if rows.bound <= SOME_AT_MOST {
-        ("32", 128, [tiles, rows.bound.div_ceil(SOME), 1])
-    } else {
-        ("wide", 256, [tiles.div_ceil(8), rows.bound.div_ceil(MANY), 1])
-    };
+    let shape = Shape::of(rows.bound, tiles, kind, driver.info());
     let mut args = vec![
         Arg::Ptr(meta.0),
         Arg::U32(rows.count_word),
@@ -123,10 +171,10 @@ fn halves(
         Arg::U32(u32::from(place.out.add)),
     ]);
     driver.launch(&Launch {
-        kernel: &format!("{}_{suffix}", prefix(kind)),
-        grid,
-        threads,
-        shared: 0,
+        kernel: &format!("{}_{}", prefix(kind), shape.suffix),
+        grid: [rows.bound.div_ceil(shape.rows), tiles.div_ceil(shape.tiles), 1],
+        threads: shape.threads,
+        shared: shape.shared_bytes(kind),
         args: &args,
     })
 }
@@ -146,8 +194,8 @@ pub struct ExpertRows {
 }
 
 impl ExpertRows {
-    pub const FEW: u32 = FEW;
-    pub const MANY: u32 = MANY;
+    pub const FEW: u32 = FEW_OF_EXPERT.rows;
+    pub const MANY: u32 = MANY_OF_EXPERT.rows;
 }
 
 /// Which rows of a matrix are an expert's: `range` rows in each of `parts`, expert after expert.
@@ -185,10 +233,9 @@ pub fn experts_product(
             Arg::Ptr(x_at),
             Arg::U32(x_stride),
         ];
-        let (suffix, threads, rows_of_a_block) = match rows.tile_rows {
-            FEW => ("experts_8", 128, if floats { 32 } else { 16 }),
-            _ => ("experts_wide", 256, 128),
-        };
+        let shape = if rows.tile_rows == ExpertRows::FEW { FEW_OF_EXPERT } else { MANY_OF_EXPERT };
+        // A block has 32 weight rows in f32.
+        let rows_of_a_block = if floats { 32 } else { 16 * shape.tiles };
         if floats {
             args.extend([
                 Arg::Ptr(segment.codes),
@@ -203,10 +250,10 @@ pub fn experts_product(
         // A range may begin inside of a tile, and then ends in one more.
         let blocks = range.range.div_ceil(rows_of_a_block) + 1;
         driver.launch(&Launch {
-            kernel: &format!("{}_{suffix}", prefix(segment.kind)),
+            kernel: &format!("{}_{}", prefix(segment.kind), shape.suffix),
             grid: [blocks, rows.tiles_bound, range.parts],
-            threads,
-            shared: 0,
+            threads: shape.threads,
+            shared: shape.shared_bytes(segment.kind),
             args: &args,
         })?;
     }
