@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(128) attention_f32(PARAMETERS) {
         }
         float kept, added, p, part[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
         float top = warp_max(s);
-        p = key ? expf(s - top) : 0.0f;
+        p = key ? exp_of(s - top) : 0.0f;
         weigh(m, top, kept, added);
         l = fold(l, kept, warp_sum(p), added);
         u32 low = (u32)(u64)value, high = (u32)((u64)value >> 32);

@@ -80,8 +80,8 @@ __device__ __forceinline__ bool attends(const Attention& a, u32 position, u32 st
 // How much of what was and of what is added remains; `m` becomes the larger.
 __device__ __forceinline__ void weigh(float& m, float part, float& kept, float& added) {
     float top = fmaxf(m, part);
-    kept = expf(m - top);
-    added = expf(part - top);
+    kept = exp_of(m - top);
+    added = exp_of(part - top);
     m = top;
 }
 

@@ -9,32 +9,34 @@ template <int FORMAT> __device__ __forceinline__ u32 code_bytes(u32 dims) {
     return FORMAT == F16 || FORMAT == BF16 ? 2 * dims : FORMAT == INT4 ? dims / 2 : dims;
 }
 
-// One leaf of K and V as the cache stores them, padded with zeros to whole 16 dims.
+// One leaf of K and V as the cache stores them, padded with zeros to whole 16 dims. Bytes of a position in units of 16: where positions
+// fill the banks evenly, unit u of position p lies at u ^ (p & mask), so that lanes that read several positions find different banks.
 struct Leaf {
     u64* at;         // of each position: the layer in its block, or 0 where nothing is read
     u32* place;      // (kv head, token) in the block
     float* scales;   // [parity][K, V][position]; of floats: [parity], of positions `scrub` found to be no numbers NaN, else 0
     u8 *k, *v;
-    u32 k_stride, v_stride;
+    u32 stride, mask;
+    __device__ __forceinline__ u32 offset(u32 position, u32 byte) const { return position * stride + (byte ^ (position & mask) * 16); }
 };
 
 struct Layout {
     u32 dims, o_stride;
     u32* pairs;      // of two nibbles: their levels as bf16
-    float* outs;     // [4][16][o_stride]: totals of each warp's rows (wide), or the leaves of a chunk (narrow)
-    float* total;    // [16][o_stride] (narrow)
+    float* outs;     // [4][tile_rows][o_stride]: totals of each warp's rows (wide), or the leaves of a chunk (narrow)
+    float* total;    // [tile_rows][o_stride] (narrow)
     float *m, *l;    // [5][16]: of the leaves, then of the total (narrow)
     char* leaves;
 };
 
-template <int FORMAT> __device__ __forceinline__ Layout layout_of(char* shared, u32 dim) {
+template <int FORMAT> __device__ __forceinline__ Layout layout_of(char* shared, u32 dim, u32 tile_rows) {
     Layout s;
     s.dims = up(dim, 16);
     s.o_stride = s.dims + 4;
     s.pairs = (u32*)shared;
     s.outs = (float*)(s.pairs + 256);
-    s.total = s.outs + 64 * s.o_stride;
-    s.m = s.total + 16 * s.o_stride;
+    s.total = s.outs + 4 * tile_rows * s.o_stride;
+    s.m = s.total + tile_rows * s.o_stride;
     s.l = s.m + 80;
     s.leaves = (char*)(s.l + 80);
     return s;
@@ -43,14 +45,14 @@ template <int FORMAT> __device__ __forceinline__ Layout layout_of(char* shared, 
 template <int FORMAT> __device__ __forceinline__ Leaf leaf_of(const Layout& s, u32 slot) {
     Leaf leaf;
     u32 row = code_bytes<FORMAT>(s.dims);
-    leaf.k_stride = odd(row, FORMAT == F16 || FORMAT == BF16 ? 32 : 16);
-    leaf.v_stride = odd(row, 16);
-    char* start = s.leaves + slot * (1792 + 64 * (leaf.k_stride + leaf.v_stride));
+    leaf.stride = row % 128 == 0 ? row : odd(row, 16);
+    leaf.mask = row % 128 == 0 ? 7 : 0;
+    char* start = s.leaves + slot * (1792 + 128 * leaf.stride);
     leaf.at = (u64*)start;
     leaf.place = (u32*)(start + 512);
     leaf.scales = (float*)(start + 768);
     leaf.k = (u8*)(start + 1792);
-    leaf.v = leaf.k + 64 * leaf.k_stride;
+    leaf.v = leaf.k + 64 * leaf.stride;
     return leaf;
 }
 
@@ -66,37 +68,50 @@ struct Team {
     }
 };
 
-template <int FORMAT>
-__device__ __forceinline__ void locate(const Attention& a, const Tile& tile, const Leaf& leaf, u32 kv_head, u32 number, u32 parity, Team team) {
-    for (u32 p = team.thread; p < 64; p += team.threads) {
-        u32 position = 64 * number + p;
-        bool read = position >= tile.low && position <= tile.high;
-        u64 at = 0;
-        u32 place = 0;
-        float k_scale = 0.0f, v_scale = 0.0f;
-        if (read) {
-            at = (u64)(a.layer + (u64)tile.table[position / a.block_tokens] * a.block_bytes);
-            place = kv_head * a.block_tokens + position % a.block_tokens;
+// Where the positions of a leaf are, as far as one thread looks for them; `place` tells its team.
+template <int FORMAT> struct Found {
+    u64 at[2];
+    u32 place[2];
+    float scales[2][2];
+
+    __device__ __forceinline__ void find(const Attention& a, const Tile& tile, u32 kv_head, u32 number, Team team) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 p = team.thread + i * team.threads, position = 64 * number + p;
+            at[i] = 0;
+            place[i] = 0;
+            scales[i][0] = scales[i][1] = 0.0f;
+            if (p >= 64 || position < tile.low || position > tile.high) continue;
+            at[i] = (u64)(a.layer + (u64)tile.table[position / a.block_tokens] * a.block_bytes);
+            place[i] = kv_head * a.block_tokens + position % a.block_tokens;
             if (FORMAT >= INT8) {
                 u32 plane = a.kv_heads * a.block_tokens;
-                const u16* scales = (const u16*)(at + (u64)2 * plane * code_bytes<FORMAT>(a.dim));
-                k_scale = bf16_to_f32(scales[place]);
-                v_scale = bf16_to_f32(scales[plane + place]);
+                const u16* of = (const u16*)(at[i] + (u64)2 * plane * code_bytes<FORMAT>(a.dim));
+                scales[i][0] = bf16_to_f32(of[place[i]]);
+                scales[i][1] = bf16_to_f32(of[plane + place[i]]);
             }
         }
-        leaf.at[p] = at;
-        leaf.place[p] = place;
-        if (FORMAT >= INT8) {
-            leaf.scales[parity * 128 + p] = k_scale;
-            leaf.scales[parity * 128 + 64 + p] = v_scale;
+    }
+
+    __device__ __forceinline__ void tell(const Leaf& leaf, u32 parity, Team team) const {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 p = team.thread + i * team.threads;
+            if (p >= 64) continue;
+            leaf.at[p] = at[i];
+            leaf.place[p] = place[i];
+            if (FORMAT >= INT8) {
+                leaf.scales[parity * 128 + p] = scales[i][0];
+                leaf.scales[parity * 128 + 64 + p] = scales[i][1];
+            }
         }
     }
-}
+};
 
-// Begins to copy K or V of a leaf that was located; `plane`: codes of how many tokens lie before.
+// Begins to copy K and V of a leaf whose positions were told.
 template <int FORMAT>
-__device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u8* to, u32 stride, u32 plane, u32 dims, Team team) {
-    u32 bytes = code_bytes<FORMAT>(a.dim), shift = 0;
+__device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u32 dims, Team team) {
+    u32 bytes = code_bytes<FORMAT>(a.dim), shift = 0, plane = a.kv_heads * a.block_tokens * bytes;
     bool whole = bytes % 16 == 0;
     u32 unit = whole ? 16 : 2, units = code_bytes<FORMAT>(dims) / unit;
     if (whole && code_bytes<FORMAT>(dims) % 16) units++;
@@ -106,18 +121,21 @@ __device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u8* 
         if (byte >= units * unit) continue;
         const u8* from = (const u8*)leaf.at[p];
         bool read = from != 0 && byte < bytes;
-        from += (u64)(plane + leaf.place[p]) * bytes + byte;
-        u8* into = to + p * stride + byte;
+        from += (u64)leaf.place[p] * bytes + byte;
+        u32 to = leaf.offset(p, byte);
         if (whole) {
             if (read) {
-                cp_async16(into, from);
+                cp_async16(leaf.k + to, from);
+                cp_async16(leaf.v + to, from + plane);
             } else {
-                *(u32x4*)into = u32x4{0, 0, 0, 0};
+                *(u32x4*)(leaf.k + to) = *(u32x4*)(leaf.v + to) = u32x4{0, 0, 0, 0};
             }
         } else {
-            *(u16*)into = read ? *(const u16*)from : 0;
+            *(u16*)(leaf.k + to) = read ? *(const u16*)from : 0;
+            *(u16*)(leaf.v + to) = read ? *(const u16*)(from + plane) : 0;
         }
     }
+    cp_async_commit();
 }
 
 // Whether a leaf has positions that some rows of the tile attend to and others do not.
@@ -130,7 +148,7 @@ __device__ __forceinline__ bool is_shared(const Attention& a, const Tile& tile, 
 // such values become zero, and those rows that do attend get their NaN with the score.
 __device__ __forceinline__ void scrub(const Leaf& leaf, u32 dims, u32 infinite, u32 parity, Team team) {
     for (u32 p = team.thread; p < 64; p += team.threads) {
-        u32* row = (u32*)(leaf.v + p * leaf.v_stride);
+        u32* row = (u32*)(leaf.v + p * leaf.stride);
         bool found = false;
         for (u32 i = 0; i < dims / 2; i++) found = found || (row[i] & infinite) == infinite || (row[i] >> 16 & infinite) == infinite;
         for (u32 i = 0; found && i < dims / 2; i++) row[i] = 0;
@@ -170,39 +188,78 @@ template <int FORMAT> __device__ __forceinline__ u32 two_bytes(u32 codes) {
     return upper_halves(a, b) | (low & 0x80) << 8 | (high & 0x80) << 24;
 }
 
-// Four dims of a key, from `4 * quarter` of 16: two registers.
-template <int FORMAT> __device__ __forceinline__ void key_dims(const u32* pairs, const u8* row, u32 step, u32 quarter, u32* b) {
-    if (FORMAT == F16 || FORMAT == BF16) {
-        u32x2 both = *(const u32x2*)(row + 32 * step + 8 * quarter);
-        b[0] = both.x;
-        b[1] = both.y;
-    } else if (FORMAT == INT4) {
-        u32 both = *(const u16*)(row + 8 * step + 2 * quarter);
-        b[0] = pairs[both & 0xff];
-        b[1] = pairs[both >> 8];
+template <int FORMAT> constexpr bool IS_FLOAT = FORMAT == F16 || FORMAT == BF16;
+
+// The operand of 16 dims, from `16 * step` on, of keys 16n.. and 16n + 8..: two registers each. Floats are in the order of the instruction;
+// of codes, each lane has four neighbouring dims, as its queries are.
+template <int FORMAT> __device__ __forceinline__ void keys(const u32* pairs, const Leaf& leaf, u32 step, u32 n, u32 lane, u32* b) {
+    if constexpr (IS_FLOAT<FORMAT>) {
+        load_matrices(b, leaf.k + leaf.offset(16 * n + lane % 8 + lane / 16 * 8, 32 * step + lane / 8 % 2 * 16));
     } else {
-        u32 both = *(const u32*)(row + 16 * step + 4 * quarter);
-        b[0] = two_bytes<FORMAT>(both);
-        b[1] = two_bytes<FORMAT>(both >> 16);
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 p = 16 * n + 8 * i + lane / 4, quarter = lane % 4;
+            if (FORMAT == INT4) {
+                u32 both = *(const u16*)(leaf.k + leaf.offset(p, 8 * step + 2 * quarter));
+                b[2 * i] = pairs[both & 0xff];
+                b[2 * i + 1] = pairs[both >> 8];
+            } else {
+                u32 both = *(const u32*)(leaf.k + leaf.offset(p, 16 * step + 4 * quarter));
+                b[2 * i] = two_bytes<FORMAT>(both);
+                b[2 * i + 1] = two_bytes<FORMAT>(both >> 16);
+            }
+        }
     }
 }
 
 // Two dims of a value.
-template <int FORMAT> __device__ __forceinline__ u32 value_dims(const u32* pairs, const u8* row, u32 dim) {
-    if (FORMAT == F16 || FORMAT == BF16) return *(const u32*)(row + 2 * dim);
-    if (FORMAT == INT4) return pairs[row[dim / 2]];
-    return two_bytes<FORMAT>(*(const u16*)(row + dim));
+template <int FORMAT> __device__ __forceinline__ u32 value_dims(const u32* pairs, const Leaf& leaf, u32 position, u32 dim) {
+    if (FORMAT == INT4) return pairs[leaf.v[leaf.offset(position, dim / 2)]];
+    return two_bytes<FORMAT>(*(const u16*)(leaf.v + leaf.offset(position, dim)));
+}
+
+// The operands of values of 16 positions, from `16 * step` on, for 16 dims, from 16j on: two registers for each of two products, whose dims
+// `dim_of` says.
+template <int FORMAT> __device__ __forceinline__ void values(const u32* pairs, const Leaf& leaf, u32 step, u32 j, u32 lane, u32* b) {
+    if constexpr (IS_FLOAT<FORMAT>) {
+        load_matrices_transposed(b, leaf.v + leaf.offset(16 * step + lane % 16, 32 * j + lane / 16 * 16));
+    } else {
+        u32 dim = 16 * j + 2 * (lane / 4);
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 p = 16 * step + 2 * (lane % 4) + 8 * i;
+            u32 low = value_dims<FORMAT>(pairs, leaf, p, dim), high = value_dims<FORMAT>(pairs, leaf, p + 1, dim);
+            b[i] = (low & 0xffff) | high << 16;
+            b[2 + i] = low >> 16 | (high & 0xffff0000u);
+        }
+    }
+}
+
+// Which dim, of 16, is the sum `c` of product `h` in lane 4g + t: codes come in pairs, of which each product has one.
+template <int FORMAT> __device__ __forceinline__ u32 dim_of(u32 h, u32 c, u32 t) {
+    return IS_FLOAT<FORMAT> ? 8 * h + 2 * t + c % 2 : 4 * t + c % 2 * 2 + h;
 }
 
 // ---- a warp's 16 rows. Lane 4 * g + t has rows g and g + 8.
 
 template <int GROUPS> struct Rows {
     const u8* q[2];         // of the two rows: this lane's first dims
+    u32 queries[GROUPS <= 8 ? GROUPS : 1][4];   // their operands, where registers suffice
     u32 position[2];
     bool valid[2];
     float m[2], l[2];
-    float o[GROUPS][2][4];  // of 16 dims: [even, odd dims][row g: dims 4t, 4t + 2; row g + 8 likewise]
+    float o[GROUPS][2][4];  // of 16 dims: [product][of row g two, of row g + 8 two], see `dim_of`
 };
+
+template <int FORMAT, int GROUPS> __device__ __forceinline__ void read_query(const Rows<GROUPS>& rows, u32 step, u32* a) {
+    if constexpr (IS_FLOAT<FORMAT>) {
+        a[0] = *(const u32*)(rows.q[0] + 32 * step), a[1] = *(const u32*)(rows.q[1] + 32 * step);
+        a[2] = *(const u32*)(rows.q[0] + 32 * step + 16), a[3] = *(const u32*)(rows.q[1] + 32 * step + 16);
+    } else {
+        u32x2 upper = *(const u32x2*)(rows.q[0] + 32 * step), lower = *(const u32x2*)(rows.q[1] + 32 * step);
+        a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
+    }
+}
 
 template <int GROUPS> __device__ __forceinline__ void clear(Rows<GROUPS>& rows) {
 #pragma unroll
@@ -220,39 +277,62 @@ template <int GROUPS> __device__ __forceinline__ void clear(Rows<GROUPS>& rows) 
 // q.K of 64 positions: s[n][..] of positions 8n + 2t and + 1, of row g and of row g + 8.
 template <int FORMAT, int GROUPS>
 __device__ __forceinline__ void scores(const Layout& s, const Leaf& leaf, const Rows<GROUPS>& rows, u32 lane, float (*out)[4]) {
-    u32 g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int n = 0; n < 8; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
-    for (u32 step = 0; step < s.dims / 16; step++) {
-        u32x2 upper = *(const u32x2*)(rows.q[0] + 32 * step), lower = *(const u32x2*)(rows.q[1] + 32 * step);
-        u32 a[4] = {upper.x, lower.x, upper.y, lower.y};
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            u32 b[2];
-            key_dims<FORMAT>(s.pairs, leaf.k + (8 * n + g) * leaf.k_stride, step, t, b);
-            mma<FORMAT>(out[n], a, b);
+    for (u32 step = 0; step < GROUPS; step++) {
+        if (16 * step >= s.dims) break;
+        u32 a[4];
+        if constexpr (GROUPS <= 8) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i] = rows.queries[step][i];
+        } else {
+            read_query<FORMAT>(rows, step, a);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            u32 b[4];
+            keys<FORMAT>(s.pairs, leaf, step, n, lane, b);
+            mma<FORMAT>(out[2 * n], a, b);
+            mma<FORMAT>(out[2 * n + 1], a, b + 2);
         }
     }
 }
 
 // From scores to p, as the registers of the product with V; also each row's largest and sum.
-template <int FORMAT, int GROUPS>
+// MASKED: some position of the leaf is not attended to by some row.
+template <int FORMAT, bool MASKED, int GROUPS>
 __device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& rows, const float* scales, bool scrubbed, u32 number, u32 lane, float (*s)[4], u32 (*p)[4],
                                        float* m, float* l) {
     u32 t = lane % 4;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            u32 place = 8 * n + 2 * t + c % 2;
+            if (FORMAT >= INT8) s[n][c] *= scales[place];
+            s[n][c] *= a.scale;
+            if (MASKED && FORMAT < INT8 && scrubbed && a.softcap <= 0.0f) s[n][c] += scales[place];
+        }
+    }
+    if (a.softcap > 0.0f) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                s[n][c] = a.softcap * tanhf(s[n][c] / a.softcap);
+                if (MASKED && FORMAT < INT8 && scrubbed) s[n][c] += scales[8 * n + 2 * t + c % 2];
+            }
+        }
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         u32 last = rows.position[r], first = first_attended(a, last);
         m[r] = __uint_as_float(0xff800000u);
 #pragma unroll
         for (int c = 0; c < 16; c++) {
-            u32 place = c / 2 * 8 + 2 * t + c % 2, position = 64 * number + place;
-            float& x = s[c / 2][2 * r + c % 2];
-            if (FORMAT >= INT8) x *= scales[place];
-            x *= a.scale;
-            if (a.softcap > 0.0f) x = a.softcap * tanhf(x / a.softcap);
-            if (FORMAT < INT8 && scrubbed) x += scales[place];
-            if (position >= first && position <= last) m[r] = fmaxf(m[r], x);
+            u32 position = 64 * number + c / 2 * 8 + 2 * t + c % 2;
+            if (!MASKED || (position >= first && position <= last)) m[r] = fmaxf(m[r], s[c / 2][2 * r + c % 2]);
         }
         m[r] = fmaxf(m[r], shuffle_xor(m[r], 1));
         m[r] = fmaxf(m[r], shuffle_xor(m[r], 2));
@@ -261,8 +341,8 @@ __device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& r
         for (int c = 0; c < 16; c++) {
             u32 place = c / 2 * 8 + 2 * t + c % 2, position = 64 * number + place;
             float& x = s[c / 2][2 * r + c % 2];
-            if (position >= first && position <= last) {
-                x = expf(x - m[r]);
+            if (!MASKED || (position >= first && position <= last)) {
+                x = exp_of(x - m[r]);
                 l[r] += x;
                 if (FORMAT >= INT8) x *= scales[64 + place];
             } else {
@@ -286,7 +366,6 @@ __device__ __forceinline__ void soften(const Attention& a, const Rows<GROUPS>& r
 template <int FORMAT, int GROUPS>
 __device__ __forceinline__ void add_values(const Attention& a, const Layout& s, const Leaf& leaf, u32 number, u32 lane, Rows<GROUPS>& rows, u32 (*p)[4],
                                            const float* m, const float* l) {
-    u32 g = lane / 4, t = lane % 4;
     float kept[2], added[2];
     bool live[2];
 #pragma unroll
@@ -303,17 +382,10 @@ __device__ __forceinline__ void add_values(const Attention& a, const Layout& s, 
         float sums[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            const u8* row = leaf.v + (16 * step + 2 * t) * leaf.v_stride;
-            u32 dim = 16 * j + 2 * g, even[2], odds[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                u32 low = value_dims<FORMAT>(s.pairs, row + 8 * i * leaf.v_stride, dim);
-                u32 high = value_dims<FORMAT>(s.pairs, row + (8 * i + 1) * leaf.v_stride, dim);
-                even[i] = (low & 0xffff) | high << 16;
-                odds[i] = low >> 16 | (high & 0xffff0000u);
-            }
-            mma<FORMAT>(sums[0], p[step], even);
-            mma<FORMAT>(sums[1], p[step], odds);
+            u32 b[4];
+            values<FORMAT>(s.pairs, leaf, step, j, lane, b);
+            mma<FORMAT>(sums[0], p[step], b);
+            mma<FORMAT>(sums[1], p[step], b + 2);
         }
 #pragma unroll
         for (int c = 0; c < 8; c++) {
@@ -324,25 +396,22 @@ __device__ __forceinline__ void add_values(const Attention& a, const Layout& s, 
     }
 }
 
-// Rows as they are, to shared memory: `[row][dim]`.
-template <int GROUPS> __device__ __forceinline__ void put(const Layout& s, const Rows<GROUPS>& rows, float* to, u32 lane) {
+// Rows as they are, to shared memory: `[row][dim]`, as many as a tile has at most.
+template <int FORMAT, int GROUPS> __device__ __forceinline__ void put(const Layout& s, const Rows<GROUPS>& rows, float* to, u32 tile_rows, u32 lane) {
     u32 g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         if (16 * j >= s.dims) continue;
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float* o = to + (g + 8 * r) * s.o_stride + 16 * j + 4 * t;
-            o[0] = rows.o[j][0][2 * r];
-            o[1] = rows.o[j][1][2 * r];
-            o[2] = rows.o[j][0][2 * r + 1];
-            o[3] = rows.o[j][1][2 * r + 1];
+        for (int c = 0; c < 8; c++) {
+            u32 row = g + c % 4 / 2 * 8;
+            if (row < tile_rows) to[row * s.o_stride + 16 * j + dim_of<FORMAT>(c / 4, c, t)] = rows.o[j][c / 4][c % 4];
         }
     }
 }
 
 // A chunk's rows folded into their totals in shared memory.
-template <int GROUPS>
+template <int FORMAT, int GROUPS>
 __device__ __forceinline__ void add_chunk(const Attention& a, const Layout& s, const Rows<GROUPS>& rows, u32 chunk, float* totals, float* m, float* l, u32 lane) {
     u32 g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -354,11 +423,11 @@ __device__ __forceinline__ void add_chunk(const Attention& a, const Layout& s, c
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
             if (16 * j >= s.dims) continue;
-            float* o = totals + (g + 8 * r) * s.o_stride + 16 * j + 4 * t;
-            o[0] = fold(o[0], kept, rows.o[j][0][2 * r], added);
-            o[1] = fold(o[1], kept, rows.o[j][1][2 * r], added);
-            o[2] = fold(o[2], kept, rows.o[j][0][2 * r + 1], added);
-            o[3] = fold(o[3], kept, rows.o[j][1][2 * r + 1], added);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                float& o = totals[(g + 8 * r) * s.o_stride + 16 * j + dim_of<FORMAT>(c / 2, c, t)];
+                o = fold(o, kept, rows.o[j][c / 2][2 * r + c % 2], added);
+            }
         }
     }
 }
@@ -400,7 +469,7 @@ __device__ __forceinline__ void join_leaves(const Attention& a, const Tile& tile
             float o = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                if (live[i]) o = fold(o, kept[i], s.outs[(16 * i + row) * s.o_stride + d], added[i]);
+                if (live[i]) o = fold(o, kept[i], s.outs[(a.tile_rows * i + row) * s.o_stride + d], added[i]);
             }
             if (place) {
                 place[d] = o;
@@ -411,52 +480,53 @@ __device__ __forceinline__ void join_leaves(const Attention& a, const Tile& tile
     }
 }
 
-// Leaves `number`, `number + step` and so on up to `last`, by a team; `done` is called behind each.
+// Leaves `number`, `number + step` and so on up to `last`, by a team; `done` is called behind each. With two slots, a leaf is on its way
+// while the one before it is worked on.
 template <int FORMAT, int GROUPS, class Done>
-__device__ __forceinline__ void walk(const Attention& a, const Tile& tile, const Layout& s, const Leaf& leaf, u32 kv_head, u32 number, u32 last, u32 step,
+__device__ __forceinline__ void walk(const Attention& a, const Tile& tile, const Layout& s, u32 slot, u32 slots, u32 kv_head, u32 number, u32 last, u32 step,
                                      Team team, bool active, u32 lane, Rows<GROUPS>& rows, Done done) {
-    u32 plane = a.kv_heads * a.block_tokens, parity = 0;
     if (number > last) return;
-    locate<FORMAT>(a, tile, leaf, kv_head, number, parity, team);
+    Found<FORMAT> found;
+    for (u32 ahead = 0; ahead < slots && number + ahead * step <= last; ahead++) {
+        found.find(a, tile, kv_head, number + ahead * step, team);
+        found.tell(leaf_of<FORMAT>(s, slot + ahead), 0, team);
+    }
     team.sync();
-    fetch<FORMAT>(a, leaf, leaf.k, leaf.k_stride, 0, s.dims, team);
-    cp_async_commit();
-    fetch<FORMAT>(a, leaf, leaf.v, leaf.v_stride, plane, s.dims, team);
-    cp_async_commit();
-    while (true) {
-        bool more = number + step <= last;
-        float sums[8][4], m[2], l[2];
-        u32 p[4][4];
-        cp_async_wait<1>();
+    fetch<FORMAT>(a, leaf_of<FORMAT>(s, slot), s.dims, team);
+    for (u32 turn = 0;; turn++) {
+        Leaf leaf = leaf_of<FORMAT>(s, slot + turn % slots);
+        u32 parity = turn / slots % 2, after = number + slots * step;
+        bool more = number + step <= last, masked = 64 * number + 64 > tile.position + 1 || 64 * number < first_attended(a, tile.high);
+        cp_async_wait<0>();
         team.sync();
-        if (active) scores<FORMAT>(s, leaf, rows, lane, sums);
-        team.sync();
-        if (more) {
-            locate<FORMAT>(a, tile, leaf, kv_head, number + step, parity ^ 1, team);
-            team.sync();
-            fetch<FORMAT>(a, leaf, leaf.k, leaf.k_stride, 0, s.dims, team);
-        }
-        cp_async_commit();
+        if (more && slots == 2) fetch<FORMAT>(a, leaf_of<FORMAT>(s, slot + (turn + 1) % 2), s.dims, team);
+        found.find(a, tile, kv_head, after, team);
         bool scrubbed = FORMAT < INT8 && is_shared(a, tile, number);
         if (scrubbed) {
-            cp_async_wait<1>();
-            team.sync();
             scrub(leaf, s.dims, FORMAT == F16 ? 0x7c00 : 0x7f80, parity, team);
             team.sync();
         }
-        if (active) soften<FORMAT>(a, rows, leaf.scales + 128 * parity, scrubbed, number, lane, sums, p, m, l);
-        cp_async_wait<1>();
-        team.sync();
-        if (active) add_values<FORMAT>(a, s, leaf, number, lane, rows, p, m, l);
-        team.sync();
-        if (more) fetch<FORMAT>(a, leaf, leaf.v, leaf.v_stride, plane, s.dims, team);
-        cp_async_commit();
+        if (active) {
+            float sums[8][4], m[2], l[2];
+            u32 p[4][4];
+            const float* scales = leaf.scales + 128 * parity;
+            scores<FORMAT>(s, leaf, rows, lane, sums);
+            if (masked) {
+                soften<FORMAT, true>(a, rows, scales, scrubbed, number, lane, sums, p, m, l);
+            } else {
+                soften<FORMAT, false>(a, rows, scales, false, number, lane, sums, p, m, l);
+            }
+            add_values<FORMAT>(a, s, leaf, number, lane, rows, p, m, l);
+        }
         done(number);
         if (!more) break;
+        found.tell(leaf, parity ^ 1, team);
+        if (slots == 1) {
+            team.sync();
+            fetch<FORMAT>(a, leaf, s.dims, team);
+        }
         number += step;
-        parity ^= 1;
     }
-    cp_async_wait<0>();
     team.sync();
 }
 
@@ -469,7 +539,7 @@ template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const A
     if (64 * run >= tile.rows || blockIdx.z > (tile.split ? last_chunk - first_chunk : 0)) return;
     if (tile.split) first_chunk = last_chunk = tile.first_chunk + blockIdx.z;
 
-    Layout s = layout_of<FORMAT>(shared, a.dim);
+    Layout s = layout_of<FORMAT>(shared, a.dim, a.tile_rows);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bool narrow = tile.rows <= 16;
     u32 first_row = narrow ? 0 : 64 * run + 16 * warp;
@@ -478,7 +548,7 @@ template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const A
     if (FORMAT == INT4) {
         for (u32 i = threadIdx.x; i < 256; i += 128) s.pairs[i] = upper_halves(level_of(i & 15), level_of(i >> 4));
     }
-    for (u32 i = threadIdx.x; i < 80 * s.o_stride; i += 128) s.outs[i] = 0.0f;  // and the total behind
+    for (u32 i = threadIdx.x; i < 5 * a.tile_rows * s.o_stride; i += 128) s.outs[i] = 0.0f;  // and the total behind
     if (threadIdx.x < 16) {
         s.m[64 + threadIdx.x] = __uint_as_float(0xff800000u);
         s.l[64 + threadIdx.x] = 0.0f;
@@ -494,7 +564,13 @@ template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const A
         if (!rows.valid[r]) row = 0;  // computed and dropped
         u32 token = row / tile.size, head = kv_head * tile.size + row % tile.size;
         rows.position[r] = tile.position + token;
-        rows.q[r] = (const u8*)a.q + (((u64)(tile.first_row + token) * a.heads + head) * s.dims + lane % 4 * 4) * 2;
+        rows.q[r] = (const u8*)a.q + (((u64)(tile.first_row + token) * a.heads + head) * s.dims + lane % 4 * (IS_FLOAT<FORMAT> ? 2 : 4)) * 2;
+    }
+    if constexpr (GROUPS <= 8) {
+#pragma unroll
+        for (u32 step = 0; step < GROUPS; step++) {
+            if (16 * step < s.dims) read_query<FORMAT>(rows, step, rows.queries[step]);
+        }
     }
     u32 first_leaf = tile.low / 64, last_leaf = tile.high / 64;
 
@@ -503,10 +579,10 @@ template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const A
         float m[2] = {rows.m[0], rows.m[1]}, l[2] = {0.0f, 0.0f};
         auto done = [&](u32 number) {
             if (number % 4 != 3 && number != last_leaf) return;
-            add_chunk(a, s, rows, number / 4, totals, m, l, lane);
+            add_chunk<FORMAT>(a, s, rows, number / 4, totals, m, l, lane);
             clear(rows);
         };
-        walk<FORMAT>(a, tile, s, leaf_of<FORMAT>(s, 0), kv_head, first_leaf, last_leaf, 1, Team{threadIdx.x, 128}, active, lane, rows, done);
+        walk<FORMAT>(a, tile, s, 0, a.slots < 2 ? 1 : 2, kv_head, first_leaf, last_leaf, 1, Team{threadIdx.x, 128}, active, lane, rows, done);
         if (!active) return;
         for (u32 row = 0; row < 16; row++) {
             float row_m = shuffle(m[row / 8], row % 8 * 4), row_l = shuffle(l[row / 8], row % 8 * 4);
@@ -522,7 +598,7 @@ template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const A
             u32 number = 4 * chunk + warp, last = 4 * chunk + 3 < last_leaf ? 4 * chunk + 3 : last_leaf;
             while (number < first_leaf) number += a.slots;
             auto done = [&](u32 number) {
-                put(s, rows, s.outs + number % 4 * 16 * s.o_stride, lane);
+                put<FORMAT>(s, rows, s.outs + number % 4 * a.tile_rows * s.o_stride, a.tile_rows, lane);
 #pragma unroll
                 for (u32 r = 0; r < 2; r++) {
                     if (lane % 4 == 0) s.m[number % 4 * 16 + lane / 4 + 8 * r] = rows.m[r];
@@ -530,7 +606,7 @@ template <int FORMAT, int GROUPS> __device__ __forceinline__ void attend(const A
                 }
                 clear(rows);
             };
-            walk<FORMAT>(a, tile, s, leaf_of<FORMAT>(s, warp), kv_head, number, last, a.slots, Team{lane, 32}, true, lane, rows, done);
+            walk<FORMAT>(a, tile, s, warp, 1, kv_head, number, last, a.slots, Team{lane, 32}, true, lane, rows, done);
         }
         __syncthreads();
         join_leaves(a, tile, s, kv_head, chunk, warp, lane);

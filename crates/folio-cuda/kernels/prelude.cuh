@@ -75,6 +75,13 @@ __device__ __forceinline__ float e4m3_to_f32(u8 x) {
     return f16_to_f32((u16)((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.0f;
 }
 
+// e^x, within 2^-21 of it, times 1 + |x| / 2^23. e^0 is 1; what is too small to be normal is 0.
+__device__ __forceinline__ float exp_of(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x * 1.44269504f));
+    return out;
+}
+
 // `a * b + c` of two bf16 each, every one rounded once.
 __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     u32 out;
@@ -96,6 +103,16 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global) {
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all but the last N committed groups of this thread are there.
 template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// Four 8x8 matrices of 16-bit numbers out of shared memory: lane 8i + r names row r of the i-th, 16 bytes. Lane 4g + c gets of each its row g,
+// columns 2c and 2c + 1; transposed, its column g, rows 2c and 2c + 1.
+__device__ __forceinline__ void load_matrices(u32* out, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(shared_address(row)) : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(u32* out, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+        : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(shared_address(row)) : "memory");
+}
 // What was there before. For counts: an order of floats must never come from it.
 __device__ __forceinline__ u32 atomic_add(u32* at, u32 value) { return atomicAdd(at, value); }
 __device__ __forceinline__ u64 atomic_add(u64* at, u64 value) { return atomicAdd(at, value); }

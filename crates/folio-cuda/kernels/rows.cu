@@ -22,11 +22,37 @@ __device__ __forceinline__ float block_sum(float value) {
     return sum;
 }
 
+// What a thread holds of a row and of a vector beside it, all read at once: a load behind a store would wait for it.
+constexpr u32 HELD = 16;
+struct Held {
+    float x[HELD], weight[HELD];
+    __device__ __forceinline__ Held(const float* row, const float* weights, u32 width) {
+#pragma unroll
+        for (u32 k = 0; k < HELD; k++) {
+            u32 i = threadIdx.x + k * blockDim.x;
+            x[k] = i < width ? row[i] : 0.0f;
+            weight[k] = i < width ? weights[i] : 0.0f;
+        }
+    }
+};
+
 // 1 / sqrt(mean(x^2) + eps)
-__device__ __forceinline__ float inverse_rms(const float* x, u32 width, float eps) {
+__device__ __forceinline__ float inverse_rms(const Held& held, const float* x, u32 width, float eps) {
     float square = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) square = fmaf(x[i], x[i], square);
+#pragma unroll
+    for (u32 k = 0; k < HELD; k++) square = fmaf(held.x[k], held.x[k], square);
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < width; i += blockDim.x) square = fmaf(x[i], x[i], square);
     return 1.0f / sqrtf(block_sum(square) / (float)width + eps);
+}
+
+// `each(i, x, weight)` for the columns of this thread.
+template <class Each> __device__ __forceinline__ void for_each(const Held& held, const float* x, const float* weight, u32 width, Each each) {
+#pragma unroll
+    for (u32 k = 0; k < HELD; k++) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        if (i < width) each(i, held.x[k], held.weight[k]);
+    }
+    for (u32 i = threadIdx.x + HELD * blockDim.x; i < width; i += blockDim.x) each(i, x[i], weight[i]);
 }
 
 // Writes one value of a row to the planes that exist.
@@ -50,8 +76,9 @@ rms_norm(const u32* meta, u32 count_word, u32 list_word, const float* x, u32 x_s
     x += (u64)source_row(meta, list_word, row) * x_stride;
     if (full) full += (u64)row * full_stride;
     if (half) half += (u64)row * half_stride;
-    float inverse = inverse_rms(x, width, eps);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) put(full, half, i, x[i] * inverse * weight[i]);
+    Held held(x, weight, width);
+    float inverse = inverse_rms(held, x, width, eps);
+    for_each(held, x, weight, width, [&](u32 i, float x, float weight) { put(full, half, i, x * inverse * weight); });
     clear_behind(half, width, half_stride);
 }
 
@@ -64,8 +91,9 @@ add_rms_norm(const u32* meta, u32 count_word, const float* x, u32 x_stride, cons
     x += (u64)row * x_stride;
     full += (u64)row * full_stride;
     if (half) half += (u64)row * half_stride;
-    float inverse = inverse_rms(x, width, eps);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) put(full, half, i, full[i] + x[i] * inverse * weight[i]);
+    Held held(x, weight, width);
+    float inverse = inverse_rms(held, x, width, eps);
+    for_each(held, x, weight, width, [&](u32 i, float x, float weight) { put(full, half, i, full[i] + x * inverse * weight); });
     clear_behind(half, width, half_stride);
 }
 
@@ -128,7 +156,10 @@ __device__ __forceinline__ float activated(u32 kind, float alpha, float limit, f
     return gate / (1.0f + expf(-power)) * up;
 }
 
-// out = activation(gate, up) of rows [gate | up]. Kinds: 0 SiLU, 1 GELU with tanh, 2 gpt-oss.
+// Columns of a row that a block of `gate_rows` works on, for each of its threads.
+constexpr u32 GATED = 4;
+
+// out = activation(gate, up) of rows [gate | up]. Kinds: 0 SiLU, 1 GELU with tanh, 2 gpt-oss. Grid: rows, parts of a row.
 extern "C" __global__ void __launch_bounds__(512)
 gate_rows(const u32* meta, u32 count_word, const float* x, u32 x_stride, u32 width, u32 kind, float alpha, float limit, float* full,
           u32 full_stride, u16* half, u32 half_stride) {
@@ -137,8 +168,18 @@ gate_rows(const u32* meta, u32 count_word, const float* x, u32 x_stride, u32 wid
     x += (u64)row * x_stride;
     if (full) full += (u64)row * full_stride;
     if (half) half += (u64)row * half_stride;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        put(full, half, i, activated(kind, alpha, limit, x[i], x[width + i]));
+    u32 first = blockIdx.y * GATED * blockDim.x + threadIdx.x;
+    float gate[GATED], up[GATED];
+#pragma unroll
+    for (u32 k = 0; k < GATED; k++) {
+        u32 i = first + k * blockDim.x;
+        gate[k] = i < width ? x[i] : 0.0f;
+        up[k] = i < width ? x[width + i] : 0.0f;
     }
-    clear_behind(half, width, half_stride);
+#pragma unroll
+    for (u32 k = 0; k < GATED; k++) {
+        u32 i = first + k * blockDim.x;
+        if (i < width) put(full, half, i, activated(kind, alpha, limit, gate[k], up[k]));
+    }
+    if (blockIdx.y == 0) clear_behind(half, width, half_stride);
 }

@@ -143,11 +143,18 @@ struct Row {
 __device__ __forceinline__ Row look(const float* logits, u32 vocab) {
     Row row = {logits, vocab, 0, 0.0f, false};
     u64 nan = 0;
-    for (u32 i = threadIdx.x; i < vocab; i += blockDim.x) {
-        float x = logits[i];
-        u64 key = key_of(x, i);
-        if (x != x) nan = 1;
-        if (key > row.best) row.best = key;
+    // Eight loads are under way at once.
+    for (u32 start = threadIdx.x; start < vocab; start += 8 * blockDim.x) {
+        float some[8];
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) some[k] = logits[start + k * blockDim.x < vocab ? start + k * blockDim.x : start];
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            float x = some[k];
+            u64 key = start + k * blockDim.x < vocab ? key_of(x, start + k * blockDim.x) : 0;
+            if (x != x) nan = 1;
+            if (key > row.best) row.best = key;
+        }
     }
     row.best = of_block<false>(row.best);
     row.nan = of_block<false>(nan) != 0;

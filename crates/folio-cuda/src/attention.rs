@@ -32,14 +32,19 @@ pub struct TileBounds {
     pub positions: u32,
 }
 
+impl TileBounds {
+    /// Rows of a tile that a warp has room for.
+    fn tile_rows(&self, spec: &AttentionSpec) -> u32 {
+        WARP_ROWS.min(self.tile_tokens * (spec.heads / spec.kv_heads) as u32)
+    }
+}
+
 /// How a launch divides its work. Any plan gives the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlan {
     /// Tiles of up to 16 rows (token, head of a group) and up to this many chunks get a block for each chunk, and a merge; all
     /// others one block that walks their chunks. 0: no tile is split.
     pub split: u32,
-    /// Rows that a split tile has room for.
-    tile_rows: u32,
     /// Bytes of the workspace; 0 without a split.
     pub workspace_bytes: u64,
 }
@@ -56,20 +61,19 @@ impl AttentionPlan {
 
     /// One block walks all chunks of a tile.
     pub const fn walking() -> Self {
-        Self { split: 0, tile_rows: 0, workspace_bytes: 0 }
+        Self { split: 0, workspace_bytes: 0 }
     }
 
     /// Every tile that can be is split, however long its sequence.
     pub fn splitting(spec: &AttentionSpec, bounds: &TileBounds) -> Self {
-        let group = (spec.heads / spec.kv_heads) as u32;
         // A window that begins anywhere in a chunk reaches into one more than its length fills; a tile's tokens into another.
         let of_window = |window: u32| (window.saturating_add(bounds.tile_tokens)).div_ceil(CHUNK) + 1;
         let chunks = bounds.positions.div_ceil(CHUNK);
         let split = spec.window.map_or(chunks, |window| chunks.min(of_window(window)));
-        let tile_rows = WARP_ROWS.min(bounds.tile_tokens * group);
-        let parts = u64::from(bounds.tiles) * spec.kv_heads as u64 * u64::from(split) * u64::from(tile_rows);
+        let rows = u64::from(bounds.tile_rows(spec));
+        let parts = u64::from(bounds.tiles) * spec.kv_heads as u64 * u64::from(split) * rows;
         let part = 4 * (u64::from(Queries::stride(spec.head_dim as u32)) + 2);
-        Self { split, tile_rows, workspace_bytes: parts * part }
+        Self { split, workspace_bytes: parts * part }
     }
 }
 
@@ -99,7 +103,10 @@ pub fn attend(
 ) -> Result<(), DriverError> {
     let (pool, format) = (work.pool, work.pool.format(spec.layer));
     let (kv_heads, bounds) = (spec.kv_heads as u32, &work.bounds);
-    let fit = Fit::new(format, spec.head_dim as u32, driver.info().shared_bytes);
+    let tile_rows = bounds.tile_rows(spec);
+    let blocks = u64::from(bounds.tiles) * u64::from(kv_heads) * u64::from(work.plan.split.max(1));
+    let crowded = blocks > u64::from(driver.info().multiprocessors);
+    let fit = Fit::new(format, spec.head_dim as u32, tile_rows, crowded, driver.info().shared_bytes);
     let mut args = vec![
         Arg::Ptr(meta.0),
         Arg::U32(pool.table_start),
@@ -116,7 +123,7 @@ pub fn attend(
         Arg::Ptr(work.sinks.unwrap_or_default()),
         Arg::U32(work.plan.split),
         Arg::U32(fit.slots),
-        Arg::U32(work.plan.tile_rows),
+        Arg::U32(tile_rows),
         Arg::Ptr(work.workspace),
     ];
     args.extend(planes(work.out));
@@ -157,39 +164,36 @@ fn kernel(format: KvFormat, head_dim: usize) -> &'static str {
 /// How much of the cache a block holds in shared memory; as `layout_of` and `leaf_of` of `attention_tiles.cu` have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fit {
-    /// Warps that have leaves of their own, in tiles of up to 16 rows: 4, 2 or 1.
+    /// Leaves: of warps that have one of their own, in tiles of up to 16 rows: 4, 2 or 1; in others, the one that is worked on and the next.
     slots: u32,
     shared_bytes: u32,
 }
 
 impl Fit {
-    /// The most slots with which two blocks fit a multiprocessor, else the most that fit at all.
-    fn new(format: KvFormat, head_dim: u32, most_bytes: u32) -> Self {
-        let with = |slots| Fit { slots, shared_bytes: shared_bytes(format, head_dim, slots) };
+    /// The most slots; where multiprocessors have several blocks each, the most with which two are there at once, if there are such.
+    fn new(format: KvFormat, head_dim: u32, tile_rows: u32, crowded: bool, most_bytes: u32) -> Self {
+        let with = |slots| Fit { slots, shared_bytes: shared_bytes(format, head_dim, tile_rows, slots) };
         let within = |most: u32| [4, 2].into_iter().map(with).find(|fit| fit.shared_bytes <= most);
-        within((most_bytes + RESERVED) / 2 - RESERVED)
-            .or_else(|| within(most_bytes))
-            .unwrap_or_else(|| with(1))
+        let beside = crowded.then(|| within((most_bytes + RESERVED) / 2 - RESERVED)).flatten();
+        beside.or_else(|| within(most_bytes)).unwrap_or_else(|| with(1))
     }
 }
 
-fn shared_bytes(format: KvFormat, head_dim: u32, slots: u32) -> u32 {
+fn shared_bytes(format: KvFormat, head_dim: u32, tile_rows: u32, slots: u32) -> u32 {
     if format == KvFormat::F32 {
         return 0; // Its kernel has none but its own.
     }
-    // Rounded up to an odd number of units, so that rows lie in different banks.
-    let odd = |bytes: u32, unit: u32| (bytes.div_ceil(unit) | 1) * unit;
     let dims = Queries::stride(head_dim);
     let row = format.code_bytes(dims as usize) as u32;
-    let k_unit = if matches!(format, KvFormat::F16 | KvFormat::BF16) { 32 } else { 16 };
-    let leaf = 1792 + 64 * (odd(row, k_unit) + odd(row, 16));
-    let (pairs, sums) = (1024, 80 * 4 * (dims + 4) + 640);
-    pairs + sums + slots * leaf
+    // Rows that do not fill the banks evenly are an odd number of units, so that they lie in different banks.
+    let stride = if row.is_multiple_of(128) { row } else { (row.div_ceil(16) | 1) * 16 };
+    let (pairs, sums) = (1024, 5 * tile_rows * 4 * (dims + 4) + 640);
+    pairs + sums + slots * (1792 + 128 * stride)
 }
 
 /// Most bytes of shared memory that heads of this size take at least; more than a device has means that it cannot attend.
 pub fn least_shared_bytes(format: KvFormat, head_dim: usize) -> u32 {
-    shared_bytes(format, head_dim as u32, 1)
+    shared_bytes(format, head_dim as u32, WARP_ROWS, 1)
 }
 
 #[cfg(test)]
@@ -202,8 +206,10 @@ mod tests {
             for head_dim in (8..=HEAD_DIM_MAX).step_by(8) {
                 let least = least_shared_bytes(format, head_dim);
                 assert!(least <= 163 << 10, "{format} {head_dim}: {least}");
-                let fit = Fit::new(format, head_dim as u32, 163 << 10);
-                assert!(fit.shared_bytes <= 163 << 10, "{format} {head_dim}: {fit:?}");
+                for (tile_rows, crowded) in [(4, false), (16, false), (4, true), (16, true)] {
+                    let fit = Fit::new(format, head_dim as u32, tile_rows, crowded, 163 << 10);
+                    assert!(fit.shared_bytes <= 163 << 10, "{format} {head_dim}: {fit:?}");
+                }
             }
         }
     }

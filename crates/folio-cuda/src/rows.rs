@@ -120,7 +120,10 @@ pub fn gate(
     };
     let head = [Arg::Ptr(meta.0), Arg::U32(rows.count_word), full(gate_up), Arg::U32(gate_up.f32_stride)];
     let middle = [Arg::U32(out.width), Arg::U32(kind), Arg::F32(alpha), Arg::F32(limit)];
-    launch(driver, "gate_rows", rows, out.width, &[&head, &middle, &planes(out)])
+    let args = [&head[..], &middle, &planes(out)].concat();
+    let threads = threads(out.width);
+    let grid = [rows.bound, out.width.div_ceil(GATED * threads), 1];
+    driver.launch(&Launch { kernel: "gate_rows", grid, threads, shared: 0, args: &args })
 }
 
 /// `x = cap * tanh(x / cap)` of rows of logits, in the f32 plane.
@@ -137,6 +140,9 @@ pub fn softcap(driver: &mut dyn Driver, meta: Meta, rows: RowBound, x: &Planes, 
     let grid = [rows.bound, x.width.div_ceil(THREADS), 1];
     driver.launch(&Launch { kernel: "softcap_rows", grid, threads: THREADS, shared: 0, args: &args })
 }
+
+/// Columns of a thread of `gate_rows`, which has none to add up.
+const GATED: u32 = 4;
 
 /// Threads that share a row.
 fn threads(width: u32) -> u32 {

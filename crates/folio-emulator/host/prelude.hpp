@@ -83,6 +83,8 @@ static inline float e4m3_to_f32(u8 x) {
     return f16_to_f32(u16((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.0f;
 }
 
+static inline float exp_of(float x) { return exp2f(x * 1.44269504f); }
+
 static inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     // Products of bf16 are exact in f64.
     auto one = [&](int shift) { return float(emu::bf16(a >> shift & 0xffff) * emu::bf16(b >> shift & 0xffff) + emu::bf16(c >> shift & 0xffff)); };
@@ -108,6 +110,27 @@ template <int N> static inline void cp_async_wait() {
         else self->copies[kept++] = copy;
     }
     self->copies_len = kept;
+}
+static inline const u8* row_of(const void* row, unsigned lane, int line) {
+    u64 low = emu::warp(emu::Op::Shuffle, u32((u64)row), lane, line), high = emu::warp(emu::Op::Shuffle, u32((u64)row >> 32), lane, line);
+    return (const u8*)(high << 32 | low);
+}
+static inline void load_matrices(u32* out, const void* row, int line = __builtin_LINE()) {
+    unsigned lane = threadIdx.x % 32;
+    if ((uintptr_t)row % 16) emu::fail("a row of a matrix at an address that is no multiple of 16", line);
+    for (unsigned i = 0; i < 4; i++) memcpy(&out[i], row_of(row, 8 * i + lane / 4, line) + lane % 4 * 4, 4);
+    warp_sync(line);
+}
+static inline void load_matrices_transposed(u32* out, const void* row, int line = __builtin_LINE()) {
+    unsigned lane = threadIdx.x % 32;
+    if ((uintptr_t)row % 16) emu::fail("a row of a matrix at an address that is no multiple of 16", line);
+    for (unsigned i = 0; i < 4; i++) {
+        u16 low, high;
+        memcpy(&low, row_of(row, 8 * i + lane % 4 * 2, line) + lane / 4 * 2, 2);
+        memcpy(&high, row_of(row, 8 * i + lane % 4 * 2 + 1, line) + lane / 4 * 2, 2);
+        out[i] = low | u32(high) << 16;
+    }
+    warp_sync(line);
 }
 static inline u32 atomic_add(u32* at, u32 value) { u32 old = *at; *at += value; return old; }
 static inline u64 atomic_add(u64* at, u64 value) { u64 old = *at; *at += value; return old; }
