@@ -300,6 +300,38 @@ fn a_row_is_the_same_alone_and_among_others() {
     }
 }
 
+/// However a product is divided. What a launch may be for decides that, not what comes.
+#[test]
+fn every_division_gives_the_same_bits() {
+    if !available() {
+        return;
+    }
+    let formats =
+        [BlockFormat::Q4_K, BlockFormat::Q6_K, BlockFormat::Q8_0, BlockFormat::MXFP4, BlockFormat::IQ4_XS];
+    let encodings = [DType::BF16, DType::F16].map(Encoding::Plain).into_iter();
+    for encoding in encodings.chain(formats.map(Encoding::Block)) {
+        let mut case = Case::of(encoding, 120, 768);
+        let tokens: Vec<usize> = (0..300).collect();
+        let alone: Vec<f32> =
+            [0, 63, 64, 299].iter().flat_map(|t| case.product(&[*t], 1, true, true)).collect();
+        let multiprocessors = case.device.info().multiprocessors as usize;
+        // 64, 128 and 256 rows of the batch to a block.
+        for bound in [300, 128 * multiprocessors, 256 * multiprocessors] {
+            let found = case.product(&tokens, bound.max(300), true, true);
+            for (token, want) in [0, 63, 64, 299].iter().zip(alone.chunks(120)) {
+                let same =
+                    found[120 * token..][..120].iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{encoding} {bound} {token}");
+            }
+            if bound == 300 {
+                continue;
+            }
+            let few = case.product(&tokens[..70], bound, true, true);
+            assert!(few.iter().zip(&found).all(|(a, b)| a.to_bits() == b.to_bits()), "{encoding} {bound}");
+        }
+    }
+}
+
 #[test]
 fn parts_stack_and_formats_mix() {
     if !available() {

@@ -339,3 +339,41 @@ fn prefix(kind: Kind) -> &'static str {
 pub(super) fn absent(plane: &str) -> DriverError {
     DriverError::Call { call: "product", reason: format!("the rows have no {plane} plane") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(rows: u32, tiles: u32, shared_bytes: u32) -> &'static str {
+        let info = DeviceInfo {
+            name: "a device".to_owned(),
+            arch: 90,
+            multiprocessors: 132,
+            memory_bytes: 0,
+            shared_bytes,
+        };
+        let shape = Shape::of(rows, tiles, Kind::Plain(DType::BF16), &info);
+        assert!(shape.shared_bytes(Kind::Plain(DType::BF16)) <= shared_bytes, "{shape:?}");
+        shape.suffix
+    }
+
+    #[test]
+    fn blocks_are_as_large_as_still_leaves_one_for_every_multiprocessor() {
+        let most = 227 << 10;
+        // 4,096 weight rows, then 28,672.
+        let of = |rows| (shape(rows, 256, most), shape(rows, 1792, most));
+        assert_eq!([1, 8, 9, 32].map(of), [("8", "8"), ("8", "8"), ("32", "32"), ("32", "32")]);
+        assert_eq!([33, 64].map(of), [("64", "64"); 2]);
+        assert_eq!(of(128), ("64", "128"));
+        assert_eq!([1024, 4096].map(of), [("256", "256"); 2]);
+    }
+
+    #[test]
+    fn no_block_wants_more_shared_memory_than_there_is() {
+        for most in [99 << 10, 163 << 10, 227 << 10] {
+            for rows in [1, 16, 64, 100, 300, 5000] {
+                shape(rows, 256, most);
+            }
+        }
+    }
+}
