@@ -12,8 +12,7 @@ template <int FORMAT> __device__ __forceinline__ u32 code_bytes(u32 dims) {
 // One leaf of K and V as the cache stores them, padded with zeros to whole 16 dims. Bytes of a position in units of 16: where positions
 // fill the banks evenly, unit u of position p lies at u ^ (p & mask), so that lanes that read several positions find different banks.
 struct Leaf {
-    u64* at;         // of each position: the layer in its block, or 0 where nothing is read
-    u32* place;      // (kv head, token) in the block
+    u64* at;         // of each position: its key, or 0 where nothing is read
     float* scales;   // [parity][K, V][position]; of floats: [parity], of positions `scrub` found to be no numbers NaN, else 0
     u8 *k, *v;
     u32 stride, mask;
@@ -47,11 +46,10 @@ template <int FORMAT> __device__ __forceinline__ Leaf leaf_of(const Layout& s, u
     u32 row = code_bytes<FORMAT>(s.dims);
     leaf.stride = row % 128 == 0 ? row : odd(row, 16);
     leaf.mask = row % 128 == 0 ? 7 : 0;
-    char* start = s.leaves + slot * (1792 + 128 * leaf.stride);
+    char* start = s.leaves + slot * (1536 + 128 * leaf.stride);
     leaf.at = (u64*)start;
-    leaf.place = (u32*)(start + 512);
-    leaf.scales = (float*)(start + 768);
-    leaf.k = (u8*)(start + 1792);
+    leaf.scales = (float*)(start + 512);
+    leaf.k = (u8*)(start + 1536);
     leaf.v = leaf.k + 64 * leaf.stride;
     return leaf;
 }
@@ -71,7 +69,6 @@ struct Team {
 // Where the positions of a leaf are, as far as one thread looks for them; `place` tells its team.
 template <int FORMAT> struct Found {
     u64 at[2];
-    u32 place[2];
     float scales[2][2];
 
     __device__ __forceinline__ void find(const Attention& a, const Tile& tile, u32 kv_head, u32 number, Team team) {
@@ -79,16 +76,16 @@ template <int FORMAT> struct Found {
         for (u32 i = 0; i < 2; i++) {
             u32 p = team.thread + i * team.threads, position = 64 * number + p;
             at[i] = 0;
-            place[i] = 0;
             scales[i][0] = scales[i][1] = 0.0f;
             if (p >= 64 || position < tile.low || position > tile.high) continue;
-            at[i] = (u64)(a.layer + (u64)tile.table[position / a.block_tokens] * a.block_bytes);
-            place[i] = kv_head * a.block_tokens + position % a.block_tokens;
+            u64 layer = (u64)(a.layer + (u64)tile.table[position / a.block_tokens] * a.block_bytes);
+            u32 bytes = code_bytes<FORMAT>(a.dim), place = kv_head * a.block_tokens + position % a.block_tokens;
+            at[i] = layer + place * bytes;
             if (FORMAT >= INT8) {
                 u32 plane = a.kv_heads * a.block_tokens;
-                const u16* of = (const u16*)(at[i] + (u64)2 * plane * code_bytes<FORMAT>(a.dim));
-                scales[i][0] = bf16_to_f32(of[place[i]]);
-                scales[i][1] = bf16_to_f32(of[plane + place[i]]);
+                const u16* of = (const u16*)(layer + (u64)2 * plane * bytes);
+                scales[i][0] = bf16_to_f32(of[place]);
+                scales[i][1] = bf16_to_f32(of[plane + place]);
             }
         }
     }
@@ -99,7 +96,6 @@ template <int FORMAT> struct Found {
             u32 p = team.thread + i * team.threads;
             if (p >= 64) continue;
             leaf.at[p] = at[i];
-            leaf.place[p] = place[i];
             if (FORMAT >= INT8) {
                 leaf.scales[parity * 128 + p] = scales[i][0];
                 leaf.scales[parity * 128 + 64 + p] = scales[i][1];
@@ -116,23 +112,25 @@ __device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u32 
     u32 unit = whole ? 16 : 2, units = code_bytes<FORMAT>(dims) / unit;
     if (whole && code_bytes<FORMAT>(dims) % 16) units++;
     while ((1u << shift) < units) shift++;
-    for (u32 i = team.thread; i < 64u << shift; i += team.threads) {
-        u32 p = i >> shift, byte = (i & ((1u << shift) - 1)) * unit;
-        if (byte >= units * unit) continue;
-        const u8* from = (const u8*)leaf.at[p];
-        bool read = from != 0 && byte < bytes;
-        from += (u64)leaf.place[p] * bytes + byte;
-        u32 to = leaf.offset(p, byte);
-        if (whole) {
-            if (read) {
-                cp_async16(leaf.k + to, from);
-                cp_async16(leaf.v + to, from + plane);
-            } else {
-                *(u32x4*)(leaf.k + to) = *(u32x4*)(leaf.v + to) = u32x4{0, 0, 0, 0};
-            }
-        } else {
-            *(u16*)(leaf.k + to) = read ? *(const u16*)from : 0;
-            *(u16*)(leaf.v + to) = read ? *(const u16*)(from + plane) : 0;
+    u32 mask = (1u << shift) - 1, all = 64u << shift;
+    if (whole) {
+#pragma unroll 4
+        for (u32 i = team.thread; i < all; i += team.threads) {
+            u32 p = i >> shift, byte = (i & mask) * 16, to = leaf.offset(p, byte);
+            if (byte >= units * 16) continue;
+            u64 from = leaf.at[p];
+            bool there = from != 0 && byte < bytes;
+            cp_async16(leaf.k + to, (const u8*)from + byte, there);
+            cp_async16(leaf.v + to, (const u8*)from + byte + plane, there);
+        }
+    } else {
+        for (u32 i = team.thread; i < all; i += team.threads) {
+            u32 p = i >> shift, byte = (i & mask) * 2, to = leaf.offset(p, byte);
+            if (byte >= units * 2) continue;
+            const u8* from = (const u8*)leaf.at[p] + byte;
+            bool there = leaf.at[p] != 0 && byte < bytes;
+            *(u16*)(leaf.k + to) = there ? *(const u16*)from : 0;
+            *(u16*)(leaf.v + to) = there ? *(const u16*)(from + plane) : 0;
         }
     }
     cp_async_commit();

@@ -100,6 +100,10 @@ __device__ __forceinline__ u32 shared_address(const void* at) {
 __device__ __forceinline__ void cp_async16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
+// Likewise, or 16 bytes of zero where there is nothing to read.
+__device__ __forceinline__ void cp_async16(void* shared, const void* global, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0) : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all but the last N committed groups of this thread are there.
 template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }

@@ -188,7 +188,7 @@ fn shared_bytes(format: KvFormat, head_dim: u32, tile_rows: u32, slots: u32) -> 
     // Rows that do not fill the banks evenly are an odd number of units, so that they lie in different banks.
     let stride = if row.is_multiple_of(128) { row } else { (row.div_ceil(16) | 1) * 16 };
     let (pairs, sums) = (1024, 5 * tile_rows * 4 * (dims + 4) + 640);
-    pairs + sums + slots * (1792 + 128 * stride)
+    pairs + sums + slots * (1536 + 128 * stride)
 }
 
 /// Most bytes of shared memory that heads of this size take at least; more than a device has means that it cannot attend.

@@ -93,13 +93,16 @@ static inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
 
 // ---- memory
 
-static inline void cp_async16(void* shared, const void* global, int line = __builtin_LINE()) {
+alignas(16) static const u8 emu_zeros[16] = {};
+static inline void cp_async16(void* shared, const void* global, bool there, int line = __builtin_LINE()) {
     emu::Fiber* self = emu::machine.self;
+    if (!there) global = emu_zeros;
     if (((uintptr_t)shared | (uintptr_t)global) % 16) emu::fail("an asynchronous copy between addresses that are not multiples of 16", line);
     if (self->copies_len == emu::MOST_COPIES) emu::fail("more asynchronous copies than the emulator keeps", line);
     self->copies[self->copies_len++] = {shared, global, self->group};
     memset(shared, 0xff, 16);
 }
+static inline void cp_async16(void* shared, const void* global, int line = __builtin_LINE()) { cp_async16(shared, global, true, line); }
 static inline void cp_async_commit() { emu::machine.self->group++; }
 template <int N> static inline void cp_async_wait() {
     emu::Fiber* self = emu::machine.self;

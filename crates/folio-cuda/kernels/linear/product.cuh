@@ -40,48 +40,79 @@ struct Rows {
 
 // ---- a chunk of weights and of rows in shared memory
 
-// What a team of threads copies there at once: chunks of MT tiles of weights and of ROWS rows. A ring of such stages is filled while older
-// ones are multiplied.
+// A chunk of MT tiles of weights and of ROWS rows of the batch. A ring of such stages is filled while older ones are multiplied.
 template <class Kind, u32 MT, u32 ROWS> struct Stage {
-    static constexpr u32 LOADS = MT * Kind::LOADS * 32;                                     // of 16 bytes: [tile][load][lane]
     static constexpr u32 GROUPS = Kind::GROUP == 0 ? 0 : TILES / (Kind::GROUP == 0 ? 1 : Kind::GROUP);
-    static constexpr u32 SCALES = 16 * LOADS, MINS = SCALES + MT * GROUPS * 64;             // [tile][group][16]
-    static constexpr u32 BATCH = MINS + MT * GROUPS * 64, BYTES = BATCH + ROWS * 128;       // [row][64 columns], see `columns_at`
-
-    // Begins to copy chunk `chunk` of `tiles` tiles from `tile` on, and of the rows there are; what is beyond stays as it is.
-    static __device__ __forceinline__ void copy(char* to, const Weights& w, u32 tile, u32 tiles, const u16* x, u32 x_stride, const u32* order,
-                                                const Rows& from, u32 chunk, u32 thread, u32 threads) {
-        constexpr u32 COVERS = TILES / Kind::LOADS;
-        u32 loads = (w.ktiles + COVERS - 1) / COVERS, columns = w.ktiles * 16;
-#pragma unroll
-        for (u32 i = thread; i < LOADS; i += threads) {
-            u32 m = i / (32 * Kind::LOADS), load = chunk * Kind::LOADS + i / 32 % Kind::LOADS;
-            if (m < tiles && load < loads) cp_async16(to + 16 * i, w.codes + ((u64)(tile + m) * loads + load) * 32 + i % 32);
-        }
-        if constexpr (Kind::GROUP != 0) {
-            for (u32 i = thread; i < MT * GROUPS * 4; i += threads) {
-                u32 m = i / (4 * GROUPS), ktile = chunk * TILES + i / 4 % GROUPS * Kind::GROUP;
-                if (m >= tiles || ktile >= w.ktiles) continue;
-                u64 at = ((u64)(tile + m) * w.groups() + (ktile >> w.group_shift)) * 16 + i % 4 * 4;
-                cp_async16(to + SCALES + 16 * i, w.scales + at);
-                if (w.mins) cp_async16(to + MINS + 16 * i, w.mins + at);
-            }
-        }
-#pragma unroll
-        for (u32 i = thread; i < ROWS * 8; i += threads) {
-            u32 row = i / 8, column = chunk * 64 + i % 8 * 8;
-            if (row >= from.count || column >= columns) continue;
-            const u16* source = x + (u64)from.at(row) * x_stride;
-            char* place = to + BATCH + columns_at(row, i % 8 / 2) + i % 2 * 16;
-            if (order)
-                for (u32 j = 0; j < 8; j++) ((u16*)place)[j] = source[order[column + j]];
-            else
-                cp_async16(place, source + column);
-        }
-    }
+    static constexpr u32 SCALES = MT * Kind::LOADS * 512;       // behind the codes: [tile][load][lane] of 16 bytes
+    static constexpr u32 MINS = SCALES + MT * GROUPS * 64;      // [tile][group][16], as scales
+    static constexpr u32 BATCH = MINS + MT * GROUPS * 64;       // [row][64 columns], see `columns_at`
+    static constexpr u32 BYTES = BATCH + ROWS * 128;
 
     // Where the 16 columns of instruction `t` lie of a row: rows that lanes read at once are in different banks.
     static __device__ __forceinline__ u32 columns_at(u32 row, u32 t) { return row * 128 + ((t ^ row) % 4) * 32; }
+};
+
+// How THREADS threads fill stages: what each of them copies, as far as it is the same for every chunk.
+template <class Kind, u32 MT, u32 ROWS, u32 THREADS> struct Feed {
+    using S = Stage<Kind, MT, ROWS>;
+    // A thread copies all loads of a tile, or one of them.
+    static constexpr u32 OF_TILE = 32 * Kind::LOADS, BESIDE = THREADS < OF_TILE ? 1 : THREADS / OF_TILE, EACH = THREADS < OF_TILE ? Kind::LOADS : 1;
+    static constexpr u32 TURNS = (MT + BESIDE - 1) / BESIDE, BATCHES = ROWS * 8 / THREADS, APART = THREADS / 8;
+    static_assert(THREADS % OF_TILE == 0 || THREADS == 32, "whole tiles, or a warp");
+
+    u32 thread, tile, tiles, codes[TURNS], batch[BATCHES];
+
+    __device__ __forceinline__ Feed(const Weights& w, u32 tile, u32 tiles, u32 x_stride, const Rows& from, u32 thread)
+        : thread(thread), tile(tile), tiles(tiles) {
+#pragma unroll
+        for (u32 turn = 0; turn < TURNS; turn++) {
+            u32 m = tile_of(turn);
+            codes[turn] = (tile + (m < tiles ? m : 0)) * loads(w) * 32 + thread % 32;
+        }
+#pragma unroll
+        for (u32 k = 0; k < BATCHES; k++) batch[k] = from.at(thread / 8 + k * APART) * x_stride + thread % 8 * 8;
+    }
+
+    static __device__ __forceinline__ u32 loads(const Weights& w) { return (w.ktiles + TILES / Kind::LOADS - 1) / (TILES / Kind::LOADS); }
+    __device__ __forceinline__ u32 tile_of(u32 turn) const { return turn * BESIDE + (BESIDE == 1 ? 0 : thread / OF_TILE); }
+
+    // Begins to copy a chunk. Of tiles and rows that there are not, and behind the last column, come zeros.
+    __device__ __forceinline__ void copy(char* to, const Weights& w, const u16* x, const u32* order, const Rows& from, u32 chunk) const {
+        u32 columns = w.ktiles * 16, column = chunk * 64 + thread % 8 * 8;
+#pragma unroll
+        for (u32 turn = 0; turn < TURNS; turn++) {
+            u32 m = tile_of(turn);
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) {
+                u32 load = EACH == 1 ? thread / 32 % Kind::LOADS : i;
+                if (MT % BESIDE == 0 || m < MT)
+                    cp_async16(to + (m * Kind::LOADS + load) * 512 + thread % 32 * 16, w.codes + (codes[turn] + (chunk * Kind::LOADS + load) * 32),
+                               m < tiles && chunk * Kind::LOADS + load < loads(w));
+            }
+        }
+        if constexpr (Kind::GROUP != 0) {
+#pragma unroll
+            for (u32 i = thread; i < MT * S::GROUPS * 4; i += THREADS) {
+                u32 m = i / (4 * S::GROUPS), ktile = chunk * TILES + i / 4 % S::GROUPS * Kind::GROUP;
+                u32 at = ((tile + m) * w.groups() + (ktile >> w.group_shift)) * 16 + i % 4 * 4;
+                bool there = m < tiles && ktile < w.ktiles;
+                cp_async16(to + S::SCALES + 16 * i, w.scales + (there ? at : 0), there);
+                if (w.mins) cp_async16(to + S::MINS + 16 * i, w.mins + (there ? at : 0), there);
+            }
+        }
+        char* place = to + S::BATCH + S::columns_at(thread / 8, thread % 8 / 2) + thread % 2 * 16;
+        if (order) {
+            for (u32 k = 0; k < BATCHES; k++) {
+                if (thread / 8 + k * APART >= from.count || column >= columns) continue;
+                const u16* row = x + (batch[k] - thread % 8 * 8);
+                for (u32 j = 0; j < 8; j++) ((u16*)(place + k * APART * 128))[j] = row[order[column + j]];
+            }
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < BATCHES; k++)
+                cp_async16(place + k * APART * 128, x + (batch[k] + chunk * 64), thread / 8 + k * APART < from.count && column < columns);
+        }
+    }
 };
 
 // Adds a chunk to the accumulators of MT tiles of weights by NT columns of 8; `first` is the first of the stage's tiles, `row` its first row.
@@ -173,7 +204,8 @@ struct Part { u32 first, count; };
 template <class Kind, u32 MT, u32 NT, u32 STAGES>
 __device__ __forceinline__ void narrow(const Weights& w, const Part& part, const u16* x, u32 x_stride, const u32* order,
                                        const Rows& from, const Rows& to, const Output& out, u32 block) {
-    using S = Stage<Kind, MT, 8 * NT>;
+    using F = Feed<Kind, MT, 8 * NT, 32>;
+    using S = typename F::S;
     constexpr u32 PITCH = 16 * MT + 4;
     DYNAMIC_SHARED(shared);
     __shared__ u32 table[Kind::TABLE];
@@ -184,8 +216,9 @@ __device__ __forceinline__ void narrow(const Weights& w, const Part& part, const
     float acc[MT][NT][4] = {};
     u32 chunks = w.chunks(), chunk = chunks * slice / SLICES, end = chunks * (slice + 1) / SLICES;
     char* ring = shared + slice * STAGES * S::BYTES;
+    F feed(w, tile, tiles, x_stride, from, lane);
     auto copy = [&](u32 chunk, u32 slot) {
-        if (chunk < end) S::copy(ring + slot * S::BYTES, w, tile, tiles, x, x_stride, order, from, chunk, lane, 32);
+        if (chunk < end) feed.copy(ring + slot * S::BYTES, w, x, order, from, chunk);
         cp_async_commit();
     };
 #pragma unroll
@@ -226,7 +259,8 @@ template <class Kind, u32 MT, u32 NT, u32 ACROSS>
 __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u16* x, u32 x_stride, const u32* order,
                                      const Rows& from, const Rows& to, const Output& out, u32 block) {
     constexpr u32 ALONG = 8 / ACROSS, STAGES = 3;
-    using S = Stage<Kind, MT * ALONG, 8 * NT * ACROSS>;
+    using F = Feed<Kind, MT * ALONG, 8 * NT * ACROSS, 256>;
+    using S = typename F::S;
     DYNAMIC_SHARED(shared);
     __shared__ u32 table[Kind::TABLE];
     Kind::prepare(table);
@@ -236,8 +270,9 @@ __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u
     u32 tiles = end_tile - tile < MT * ALONG ? end_tile - tile : MT * ALONG;
     bool active = first < tiles && row < from.count;
     u32 chunks = w.chunks(), chunk = 0, slot = 0;
+    F feed(w, tile, tiles, x_stride, from, threadIdx.x);
     auto copy = [&](u32 chunk, u32 slot) {
-        if (chunk < chunks) S::copy(shared + slot * S::BYTES, w, tile, tiles, x, x_stride, order, from, chunk, threadIdx.x, 256);
+        if (chunk < chunks) feed.copy(shared + slot * S::BYTES, w, x, order, from, chunk);
         cp_async_commit();
     };
 #pragma unroll
