@@ -104,10 +104,10 @@ template <int FORMAT> struct Found {
     }
 };
 
-// Begins to copy K and V of a leaf whose positions were told.
+// Begins to copy K or V of a leaf whose positions were told; `plane`: bytes from a key to its value, or 0.
 template <int FORMAT>
-__device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u32 dims, Team team) {
-    u32 bytes = code_bytes<FORMAT>(a.dim), shift = 0, plane = a.kv_heads * a.block_tokens * bytes;
+__device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u8* into, u32 plane, u32 dims, Team team) {
+    u32 bytes = code_bytes<FORMAT>(a.dim), shift = 0;
     bool whole = bytes % 16 == 0;
     u32 unit = whole ? 16 : 2, units = code_bytes<FORMAT>(dims) / unit;
     if (whole && code_bytes<FORMAT>(dims) % 16) units++;
@@ -120,17 +120,14 @@ __device__ __forceinline__ void fetch(const Attention& a, const Leaf& leaf, u32 
             if (byte >= units * 16) continue;
             u64 from = leaf.at[p];
             bool there = from != 0 && byte < bytes;
-            cp_async16(leaf.k + to, (const u8*)from + byte, there);
-            cp_async16(leaf.v + to, (const u8*)from + byte + plane, there);
+            cp_async16(into + to, (const u8*)from + byte + plane, there);
         }
     } else {
         for (u32 i = team.thread; i < all; i += team.threads) {
             u32 p = i >> shift, byte = (i & mask) * 2, to = leaf.offset(p, byte);
             if (byte >= units * 2) continue;
-            const u8* from = (const u8*)leaf.at[p] + byte;
             bool there = leaf.at[p] != 0 && byte < bytes;
-            *(u16*)(leaf.k + to) = there ? *(const u16*)from : 0;
-            *(u16*)(leaf.v + to) = there ? *(const u16*)(from + plane) : 0;
+            *(u16*)(into + to) = there ? *(const u16*)((const u8*)leaf.at[p] + byte + plane) : 0;
         }
     }
     cp_async_commit();
@@ -479,36 +476,55 @@ __device__ __forceinline__ void join_leaves(const Attention& a, const Tile& tile
 }
 
 // Leaves `number`, `number + step` and so on up to `last`, by a team; `done` is called behind each. With two slots, a leaf is on its way
-// while the one before it is worked on.
+// while the one before it is worked on; with one, its keys are while values are added, and its values while scores are made.
 template <int FORMAT, int GROUPS, class Done>
 __device__ __forceinline__ void walk(const Attention& a, const Tile& tile, const Layout& s, u32 slot, u32 slots, u32 kv_head, u32 number, u32 last, u32 step,
                                      Team team, bool active, u32 lane, Rows<GROUPS>& rows, Done done) {
     if (number > last) return;
+    u32 plane = a.kv_heads * a.block_tokens * code_bytes<FORMAT>(a.dim);
     Found<FORMAT> found;
     for (u32 ahead = 0; ahead < slots && number + ahead * step <= last; ahead++) {
         found.find(a, tile, kv_head, number + ahead * step, team);
         found.tell(leaf_of<FORMAT>(s, slot + ahead), 0, team);
     }
     team.sync();
-    fetch<FORMAT>(a, leaf_of<FORMAT>(s, slot), s.dims, team);
+    auto fetch_keys = [&](const Leaf& leaf) { fetch<FORMAT>(a, leaf, leaf.k, 0, s.dims, team); };
+    auto fetch_values = [&](const Leaf& leaf) { fetch<FORMAT>(a, leaf, leaf.v, plane, s.dims, team); };
+    fetch_keys(leaf_of<FORMAT>(s, slot));
+    fetch_values(leaf_of<FORMAT>(s, slot));
     for (u32 turn = 0;; turn++) {
         Leaf leaf = leaf_of<FORMAT>(s, slot + turn % slots);
-        u32 parity = turn / slots % 2, after = number + slots * step;
+        u32 parity = turn / slots % 2;
         bool more = number + step <= last, masked = 64 * number + 64 > tile.position + 1 || 64 * number < first_attended(a, tile.high);
-        cp_async_wait<0>();
-        team.sync();
-        if (more && slots == 2) fetch<FORMAT>(a, leaf_of<FORMAT>(s, slot + (turn + 1) % 2), s.dims, team);
-        found.find(a, tile, kv_head, after, team);
         bool scrubbed = FORMAT < INT8 && is_shared(a, tile, number);
+        float sums[8][4], m[2], l[2];
+        u32 p[4][4];
+        found.find(a, tile, kv_head, number + slots * step, team);
+        if (slots == 2) {
+            cp_async_wait<0>();
+            team.sync();
+            Leaf next = leaf_of<FORMAT>(s, slot + (turn + 1) % 2);
+            if (more) fetch_keys(next);
+            if (more) fetch_values(next);
+        } else {
+            cp_async_wait<1>();
+            team.sync();
+        }
+        if (active) scores<FORMAT>(s, leaf, rows, lane, sums);
+        if (slots == 1) {
+            found.tell(leaf, parity ^ 1, team);
+            team.sync();
+            if (more) fetch_keys(leaf);
+            else cp_async_commit();
+            cp_async_wait<1>();
+            team.sync();
+        }
         if (scrubbed) {
             scrub(leaf, s.dims, FORMAT == F16 ? 0x7c00 : 0x7f80, parity, team);
             team.sync();
         }
         if (active) {
-            float sums[8][4], m[2], l[2];
-            u32 p[4][4];
             const float* scales = leaf.scales + 128 * parity;
-            scores<FORMAT>(s, leaf, rows, lane, sums);
             if (masked) {
                 soften<FORMAT, true>(a, rows, scales, scrubbed, number, lane, sums, p, m, l);
             } else {
@@ -518,13 +534,15 @@ __device__ __forceinline__ void walk(const Attention& a, const Tile& tile, const
         }
         done(number);
         if (!more) break;
-        found.tell(leaf, parity ^ 1, team);
-        if (slots == 1) {
+        if (slots == 2) {
+            found.tell(leaf, parity ^ 1, team);
+        } else {
             team.sync();
-            fetch<FORMAT>(a, leaf, s.dims, team);
+            fetch_values(leaf);
         }
         number += step;
     }
+    cp_async_wait<0>();
     team.sync();
 }
 

@@ -23,7 +23,7 @@ __device__ __forceinline__ float block_sum(float value) {
 }
 
 // What a thread holds of a row and of a vector beside it, all read at once: a load behind a store would wait for it.
-constexpr u32 HELD = 16;
+constexpr u32 HELD = 8;
 struct Held {
     float x[HELD], weight[HELD];
     __device__ __forceinline__ Held(const float* row, const float* weights, u32 width) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void clear_behind(u16* half, u32 width, u32 stride) {
 }
 
 // out = x * weight / sqrt(mean(x^2) + eps), of every row or of those of a list.
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 rms_norm(const u32* meta, u32 count_word, u32 list_word, const float* x, u32 x_stride, const float* weight, u32 width, float eps,
          float* full, u32 full_stride, u16* half, u32 half_stride) {
     u32 row = blockIdx.x;
@@ -83,7 +83,7 @@ rms_norm(const u32* meta, u32 count_word, u32 list_word, const float* x, u32 x_s
 }
 
 // out += x * weight / sqrt(mean(x^2) + eps). The bf16 plane, if it exists, becomes what the f32 plane is.
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 add_rms_norm(const u32* meta, u32 count_word, const float* x, u32 x_stride, const float* weight, u32 width, float eps, float* full,
              u32 full_stride, u16* half, u32 half_stride) {
     u32 row = blockIdx.x;
@@ -98,7 +98,7 @@ add_rms_norm(const u32* meta, u32 count_word, const float* x, u32 x_stride, cons
 }
 
 // x *= by. The bf16 plane, if it exists, becomes what the f32 plane is.
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 scale_rows(const u32* meta, u32 count_word, u32 width, float by, float* full, u32 full_stride, u16* half, u32 half_stride) {
     u32 row = blockIdx.x;
     if (row >= meta[count_word]) return;
@@ -109,7 +109,7 @@ scale_rows(const u32* meta, u32 count_word, u32 width, float by, float* full, u3
 }
 
 // out = x
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 copy_rows(const u32* meta, u32 count_word, const float* x, u32 x_stride, u32 width, float* full, u32 full_stride, u16* half,
           u32 half_stride) {
     u32 row = blockIdx.x;
@@ -122,7 +122,7 @@ copy_rows(const u32* meta, u32 count_word, const float* x, u32 x_stride, u32 wid
 }
 
 // out = the rows of f32 that lie in the metadata, one behind the other, where the header's word says.
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 input_rows(const u32* meta, u32 count_word, u32 at_word, u32 width, float* full, u32 full_stride, u16* half, u32 half_stride) {
     u32 row = blockIdx.x;
     if (row >= meta[count_word]) return;
@@ -134,7 +134,7 @@ input_rows(const u32* meta, u32 count_word, u32 at_word, u32 width, float* full,
 }
 
 // x = cap * tanh(x / cap)
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 softcap_rows(const u32* meta, u32 count_word, u32 width, float cap, float* x, u32 x_stride) {
     u32 row = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;
     if (row >= meta[count_word] || i >= width) return;
@@ -160,7 +160,7 @@ __device__ __forceinline__ float activated(u32 kind, float alpha, float limit, f
 constexpr u32 GATED = 4;
 
 // out = activation(gate, up) of rows [gate | up]. Kinds: 0 SiLU, 1 GELU with tanh, 2 gpt-oss. Grid: rows, parts of a row.
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024)
 gate_rows(const u32* meta, u32 count_word, const float* x, u32 x_stride, u32 width, u32 kind, float alpha, float limit, float* full,
           u32 full_stride, u16* half, u32 half_stride) {
     u32 row = blockIdx.x;

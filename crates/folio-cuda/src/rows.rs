@@ -146,7 +146,7 @@ const GATED: u32 = 4;
 
 /// Threads that share a row.
 fn threads(width: u32) -> u32 {
-    width.div_ceil(8).next_power_of_two().clamp(32, 512)
+    width.div_ceil(8).next_power_of_two().clamp(32, 1024)
 }
 
 fn full(x: &Planes) -> Arg {

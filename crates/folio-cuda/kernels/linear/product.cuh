@@ -76,7 +76,7 @@ template <class Kind, u32 MT, u32 ROWS, u32 THREADS> struct Feed {
     static __device__ __forceinline__ u32 loads(const Weights& w) { return (w.ktiles + TILES / Kind::LOADS - 1) / (TILES / Kind::LOADS); }
     __device__ __forceinline__ u32 tile_of(u32 turn) const { return turn * BESIDE + (BESIDE == 1 ? 0 : thread / OF_TILE); }
 
-    // Begins to copy a chunk. Of tiles and rows that there are not, and behind the last column, come zeros.
+    // Begins to copy a chunk. Of tiles and rows that there are not, and behind the last column, come zeros, which change no sum.
     __device__ __forceinline__ void copy(char* to, const Weights& w, const u16* x, const u32* order, const Rows& from, u32 chunk) const {
         u32 columns = w.ktiles * 16, column = chunk * 64 + thread % 8 * 8;
 #pragma unroll
@@ -102,10 +102,12 @@ template <class Kind, u32 MT, u32 ROWS, u32 THREADS> struct Feed {
         }
         char* place = to + S::BATCH + S::columns_at(thread / 8, thread % 8 / 2) + thread % 2 * 16;
         if (order) {
+#pragma unroll
             for (u32 k = 0; k < BATCHES; k++) {
-                if (thread / 8 + k * APART >= from.count || column >= columns) continue;
                 const u16* row = x + (batch[k] - thread % 8 * 8);
-                for (u32 j = 0; j < 8; j++) ((u16*)(place + k * APART * 128))[j] = row[order[column + j]];
+                bool there = thread / 8 + k * APART < from.count && column < columns;
+#pragma unroll 1
+                for (u32 j = 0; j < 8; j++) ((u16*)(place + k * APART * 128))[j] = there ? row[order[column + j]] : 0;
             }
         } else {
 #pragma unroll
@@ -115,76 +117,128 @@ template <class Kind, u32 MT, u32 ROWS, u32 THREADS> struct Feed {
     }
 };
 
-// Adds a chunk to the accumulators of MT tiles of weights by NT columns of 8; `first` is the first of the stage's tiles, `row` its first row.
-template <class S, class Kind, u32 MT, u32 NT>
-__device__ __forceinline__ void add_chunk(float (*acc)[NT][4], const char* stage, const Weights& w, const u32* table, u32 first, u32 row, u32 chunk,
-                                          u32 lane) {
-    constexpr u32 COVERS = TILES / Kind::LOADS;
-    const u32x4* codes = (const u32x4*)stage + first * Kind::LOADS * 32 + lane;
-    const char* batch = stage + S::BATCH + lane % 4 * 8;
-    auto columns = [&](u32 n, u32 t, u32* b) {
-        u32x2 x = *(const u32x2*)(batch + S::columns_at(row + n * 8 + lane / 4, t));
-        b[0] = x.x, b[1] = x.y;
-    };
-    if constexpr (Kind::GROUP == 0) {
+// What one step of a warp multiplies: MT tiles of weights by NT columns of 8, along the columns of a scale, or of one instruction.
+template <class Kind, u32 MT, u32 NT> struct Operands {
+    static constexpr u32 DEEP = Kind::GROUP == 0 ? 1 : Kind::GROUP, STEPS = TILES / DEEP;
+    u32 a[MT][DEEP][Kind::PARTS][4], b[NT][DEEP][2];
+    float scales[Kind::GROUP == 0 ? 1 : MT][2], mins[Kind::GROUP == 0 ? 1 : MT][2];
+
+    // Those of step `step` of a stage; `first` is the first of its tiles, `row` its first row.
+    template <class S>
+    __device__ __forceinline__ void load(const char* stage, const Weights& w, const u32* table, u32 first, u32 row, u32 step, u32 lane) {
+        constexpr u32 COVERS = TILES / Kind::LOADS;
+        const u32x4* codes = (const u32x4*)stage + first * Kind::LOADS * 32 + lane;
 #pragma unroll
-        for (u32 t = 0; t < TILES; t++) {
-            if (chunk * TILES + t >= w.ktiles) break;
-            u32 a[MT][Kind::PARTS][4];
+        for (u32 j = 0; j < DEEP; j++) {
+            u32 t = step * DEEP + j;
 #pragma unroll
-            for (u32 m = 0; m < MT; m++) Kind::fragment(codes[(m * Kind::LOADS + t / COVERS) * 32], t, w.offset, table, a[m]);
+            for (u32 m = 0; m < MT; m++) Kind::fragment(codes[(m * Kind::LOADS + t / COVERS) * 32], t, w.offset, table, a[m][j]);
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
-                u32 b[2];
-                columns(n, t, b);
+                u32x2 x = *(const u32x2*)(stage + S::BATCH + S::columns_at(row + n * 8 + lane / 4, t) + lane % 4 * 8);
+                b[n][j][0] = x.x, b[n][j][1] = x.y;
+            }
+        }
+        if constexpr (Kind::GROUP != 0) {
+#pragma unroll
+            for (u32 i = 0; i < 2 * MT; i++) {
+                u32 at = ((first + i / 2) * S::GROUPS + step) * 16 + lane / 4 + i % 2 * 8;
+                scales[i / 2][i % 2] = ((const float*)(stage + S::SCALES))[at];
+                mins[i / 2][i % 2] = w.mins ? ((const float*)(stage + S::MINS))[at] : 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply(float (*acc)[NT][4], bool with_mins) const {
+        if constexpr (Kind::GROUP == 0) {
+#pragma unroll
+            for (u32 n = 0; n < NT; n++)
 #pragma unroll
                 for (u32 m = 0; m < MT; m++)
 #pragma unroll
-                    for (u32 part = 0; part < Kind::PARTS; part++) mma_bf16(acc[m][n], a[m][part], b);
-            }
-        }
-    } else {
-        const u32 ones[4] = {ONES, ONES, ONES, ONES};
-#pragma unroll
-        for (u32 t = 0; t < TILES; t += Kind::GROUP) {
-            if (chunk * TILES + t >= w.ktiles) break;
-            u32 a[MT][Kind::GROUP][1][4];
-            float scales[MT][2], mins[MT][2];
-#pragma unroll
-            for (u32 m = 0; m < MT; m++) {
-#pragma unroll
-                for (u32 j = 0; j < Kind::GROUP; j++) Kind::fragment(codes[(m * Kind::LOADS + (t + j) / COVERS) * 32], t + j, w.offset, table, a[m][j]);
-                u32 at = ((first + m) * S::GROUPS + t / Kind::GROUP) * 16 + lane / 4;
-#pragma unroll
-                for (u32 half = 0; half < 2; half++) {
-                    scales[m][half] = ((const float*)(stage + S::SCALES))[at + 8 * half];
-                    mins[m][half] = w.mins ? ((const float*)(stage + S::MINS))[at + 8 * half] : 0.0f;
-                }
-            }
+                    for (u32 part = 0; part < Kind::PARTS; part++) mma_bf16(acc[m][n], a[m][0][part], b[n][0]);
+        } else {
+            const u32 ones[4] = {ONES, ONES, ONES, ONES};
 #pragma unroll
             for (u32 n = 0; n < NT; n++) {
-                u32 b[Kind::GROUP][2];
                 float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (with_mins) {
 #pragma unroll
-                for (u32 j = 0; j < Kind::GROUP; j++) {
-                    columns(n, t + j, b[j]);
-                    if (w.mins) mma_bf16(sums, ones, b[j]);
+                    for (u32 j = 0; j < DEEP; j++) mma_bf16(sums, ones, b[n][j]);
                 }
 #pragma unroll
                 for (u32 m = 0; m < MT; m++) {
                     float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-                    for (u32 j = 0; j < Kind::GROUP; j++) mma_bf16(partial, a[m][j][0], b[j]);
+                    for (u32 j = 0; j < DEEP; j++) mma_bf16(partial, a[m][j][0], b[n][j]);
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
                         acc[m][n][i] = fmaf(scales[m][i / 2], partial[i], acc[m][n][i]);
-                        if (w.mins) acc[m][n][i] = fmaf(mins[m][i / 2], sums[i], acc[m][n][i]);
+                        if (with_mins) acc[m][n][i] = fmaf(mins[m][i / 2], sums[i], acc[m][n][i]);
                     }
                 }
             }
         }
     }
-}
+};
+
+// A warp's walk over chunks: while a step is multiplied, the operands of the next come out of shared memory, if registers suffice, and later
+// chunks into it.
+// THREADS threads fill the ring together.
+template <class Kind, u32 MT, u32 NT, u32 STAGES, class F, u32 THREADS> struct Walk {
+    using S = typename F::S;
+    using O = Operands<Kind, MT, NT>;
+    static constexpr u32 HELD = Kind::GROUP == 0 || MT * NT * Kind::GROUP <= 16 ? 2 : 1;
+    const Weights& w;
+    const F& feed;
+    const u16* x;
+    const u32 *order, *table;
+    const Rows& from;
+    char* ring;
+    u32 end, first, row, lane, slot;
+    bool active;
+    O operands[HELD];
+
+    __device__ __forceinline__ void copy(u32 chunk, u32 slot) const {
+        if (chunk < end) feed.copy(ring + slot * S::BYTES, w, x, order, from, chunk);
+        cp_async_commit();
+    }
+    // Until the next chunk is there, and nobody needs the one before it any more.
+    __device__ __forceinline__ void arrive() const {
+        cp_async_wait<STAGES - 2>();
+        if constexpr (THREADS > 32) __syncthreads();
+        else warp_sync();
+    }
+    __device__ __forceinline__ void load(u32 slot, u32 step) {
+        if (active) operands[step % HELD].template load<S>(ring + slot * S::BYTES, w, table, first, row, step, lane);
+    }
+    __device__ __forceinline__ void begin(u32 chunk) {
+        slot = 0;
+#pragma unroll
+        for (u32 ahead = 0; ahead + 1 < STAGES; ahead++) copy(chunk + ahead, ahead);
+        arrive();
+        if (HELD == 2) load(0, 0);
+    }
+    __device__ __forceinline__ void add(u32 chunk, float (*acc)[NT][4]) {
+        copy(chunk + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
+        u32 next = slot + 1 == STAGES ? 0 : slot + 1;
+#pragma unroll
+        for (u32 step = 0; step < O::STEPS; step++) {
+            bool last = step + 1 == O::STEPS;
+            if (HELD == 1) {
+                load(slot, step);
+            } else if (!last) {
+                load(slot, step + 1);
+            } else if (chunk + 1 < end) {
+                arrive();
+                load(next, 0);
+            }
+            if (active) operands[step % HELD].multiply(acc, w.mins != nullptr);
+        }
+        if (HELD == 1) arrive();
+        slot = next;
+    }
+};
 
 struct Output {
     const float* bias;      // or null
@@ -205,7 +259,6 @@ template <class Kind, u32 MT, u32 NT, u32 STAGES>
 __device__ __forceinline__ void narrow(const Weights& w, const Part& part, const u16* x, u32 x_stride, const u32* order,
                                        const Rows& from, const Rows& to, const Output& out, u32 block) {
     using F = Feed<Kind, MT, 8 * NT, 32>;
-    using S = typename F::S;
     constexpr u32 PITCH = 16 * MT + 4;
     DYNAMIC_SHARED(shared);
     __shared__ u32 table[Kind::TABLE];
@@ -215,21 +268,11 @@ __device__ __forceinline__ void narrow(const Weights& w, const Part& part, const
     u32 tiles = end_tile - tile < MT ? end_tile - tile : MT;
     float acc[MT][NT][4] = {};
     u32 chunks = w.chunks(), chunk = chunks * slice / SLICES, end = chunks * (slice + 1) / SLICES;
-    char* ring = shared + slice * STAGES * S::BYTES;
     F feed(w, tile, tiles, x_stride, from, lane);
-    auto copy = [&](u32 chunk, u32 slot) {
-        if (chunk < end) feed.copy(ring + slot * S::BYTES, w, x, order, from, chunk);
-        cp_async_commit();
-    };
-#pragma unroll
-    for (u32 slot = 0; slot + 1 < STAGES; slot++) copy(chunk + slot, slot);
-    for (u32 slot = 0; chunk < end; chunk++) {
-        cp_async_wait<STAGES - 2>();
-        warp_sync();
-        copy(chunk + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
-        add_chunk<S, Kind, MT, NT>(acc, ring + slot * S::BYTES, w, table, 0, 0, chunk, lane);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-    }
+    Walk<Kind, MT, NT, STAGES, F, 32> walk = {w, feed, x, order, table, from, shared + slice * STAGES * F::S::BYTES, end, 0, 0, lane, 0, true, {}};
+    if (chunk < end) walk.begin(chunk);
+#pragma unroll 1
+    for (; chunk < end; chunk++) walk.add(chunk, acc);
     cp_async_wait<0>();
     __syncthreads();
     float* sums = (float*)shared;       // [slice][row of the batch][weight row]
@@ -260,7 +303,6 @@ __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u
                                      const Rows& from, const Rows& to, const Output& out, u32 block) {
     constexpr u32 ALONG = 8 / ACROSS, STAGES = 3;
     using F = Feed<Kind, MT * ALONG, 8 * NT * ACROSS, 256>;
-    using S = typename F::S;
     DYNAMIC_SHARED(shared);
     __shared__ u32 table[Kind::TABLE];
     Kind::prepare(table);
@@ -269,14 +311,10 @@ __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u
     if (tile >= end_tile) return;
     u32 tiles = end_tile - tile < MT * ALONG ? end_tile - tile : MT * ALONG;
     bool active = first < tiles && row < from.count;
-    u32 chunks = w.chunks(), chunk = 0, slot = 0;
+    u32 chunks = w.chunks(), chunk = 0;
     F feed(w, tile, tiles, x_stride, from, threadIdx.x);
-    auto copy = [&](u32 chunk, u32 slot) {
-        if (chunk < chunks) feed.copy(shared + slot * S::BYTES, w, x, order, from, chunk);
-        cp_async_commit();
-    };
-#pragma unroll
-    for (u32 ahead = 0; ahead + 1 < STAGES; ahead++) copy(ahead, ahead);
+    Walk<Kind, MT, NT, STAGES, F, 256> walk = {w, feed, x, order, table, from, shared, chunks, first, row, lane, 0, active, {}};
+    walk.begin(0);
     // Totals of a large tile are out of registers' way: they are touched at the ends of slices.
     float acc[MT][NT][4];
     typename Kept<(MT * NT > 16)>::Float total[MT][NT][4];
@@ -285,13 +323,7 @@ __device__ __forceinline__ void wide(const Weights& w, const Part& part, const u
 #pragma unroll
         for (u32 i = 0; i < MT * NT * 4; i++) acc[i / 4 / NT][i / 4 % NT][i % 4] = 0.0f;
 #pragma unroll 1
-        for (u32 end = chunks * (slice + 1) / SLICES; chunk < end; chunk++) {
-            cp_async_wait<STAGES - 2>();
-            __syncthreads();
-            copy(chunk + STAGES - 1, slot == 0 ? STAGES - 1 : slot - 1);
-            if (active) add_chunk<S, Kind, MT, NT>(acc, shared + slot * S::BYTES, w, table, first, row, chunk, lane);
-            slot = slot + 1 == STAGES ? 0 : slot + 1;
-        }
+        for (u32 end = chunks * (slice + 1) / SLICES; chunk < end; chunk++) walk.add(chunk, acc);
 #pragma unroll
         for (u32 i = 0; i < MT * NT * 4; i++) {
             auto& sum = total[i / 4 / NT][i / 4 % NT][i % 4];
