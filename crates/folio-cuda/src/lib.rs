@@ -38,4 +38,4 @@ pub use driver::{Arg, Copies, DeviceInfo, DevicePtr, Driver, DriverError, Launch
 pub use planes::{Meta, Planes, RowBound};
 
 /// Of the kernels' arithmetic: raised whenever they would give other bits of K and V for the same weights on the same architecture.
-pub const NUMERICS: u32 = 1;
+pub const NUMERICS: u32 = 2;
