@@ -53,9 +53,49 @@ impl Acceptance {
     }
 }
 
+/// What became lately of the drafts of a model, whosever they were.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrafterRecord {
+    pub probability: f32,
+    /// Sequences in a row that it was not to read.
+    passed_over: u32,
+}
+
+/// What an outcome weighs, and of how many sequences that would not be worth it one is read, to find out whether that has changed.
+const RECENT: f32 = 0.05;
+const PASSED_OVER: u32 = 16;
+
+impl Default for DrafterRecord {
+    fn default() -> Self {
+        Self { probability: Acceptance::default().probability, passed_over: 0 }
+    }
+}
+
+impl DrafterRecord {
+    pub fn add(&mut self, right: bool) {
+        self.probability += RECENT * (f32::from(u8::from(right)) - self.probability);
+    }
+
+    /// Whether the model reads a sequence that begins; `worth`: drafts that are right as often as lately would pay.
+    pub fn reads(&mut self, worth: bool) -> bool {
+        self.passed_over = if worth { 0 } else { (self.passed_over + 1) % PASSED_OVER };
+        self.passed_over == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_sequences_that_are_not_worth_it_few_are_read() {
+        let mut record = DrafterRecord::default();
+        let read: Vec<u32> = (1..=40).filter(|_| record.reads(false)).collect();
+        assert_eq!(read, [16, 32]);
+        assert!(record.reads(true) && !record.reads(false));
+        (0..60).for_each(|_| record.add(false));
+        assert!(record.probability < 0.05);
+    }
 
     /// Of so many steps in which drafts are never worth it, those in which they are looked for, and those in which one is verified.
     fn paused(rows: u32, steps: u64) -> (Vec<u64>, Vec<u64>) {

@@ -139,6 +139,34 @@ fn a_drafter_that_fails_is_not_asked_again_and_costs_no_token() {
     assert!(right < drafted / 2, "its backend refuses {drafted} drafts' first rows");
 }
 
+/// What a model reads of those that begin costs as much whether its drafts are right or not.
+#[test]
+fn a_drafter_that_was_wrong_reads_few_of_those_that_begin() {
+    let mut machine = Machine::new(config(), 64, 4).with_drafter(64, EVER, 8).with_drafter_time(300);
+    for id in 1..=64 {
+        let wanted = drafted(id, &prompt(30 + id as u32 % 5), 12, 3);
+        machine.submit(wanted.clone());
+        machine.run();
+        machine.assert_as_alone(&wanted);
+    }
+    let read = |id: u64| {
+        let mut entries = machine.plans().iter().flat_map(|plan| &plan.sequences);
+        entries.any(|of| of.id.0 == id && !of.drafter.tokens.is_empty())
+    };
+    assert!(read(1), "nothing is known of it yet");
+    let late = (33..=64).filter(|id| read(*id)).count();
+    assert!((1..=4).contains(&late), "{late} of the last 32 were read");
+
+    // One that is right reads them all.
+    let mut machine = self::machine(64, 64, EVER).with_drafter_time(300);
+    for id in 1..=20 {
+        machine.submit(drafted(id, &prompt(30 + id as u32 % 5), 12, 3));
+        machine.run();
+    }
+    let (drafted, right) = drafts(&machine);
+    assert!(drafted > 100 && drafted == right, "{right} of {drafted}");
+}
+
 #[test]
 fn who_wants_no_drafts_has_nothing_computed_for_the_drafter() {
     let mut machine = machine(64, 64, EVER);

@@ -102,15 +102,25 @@ impl MachineTier {
     }
 }
 
-/// Steps of a millisecond.
+/// Steps of a millisecond, and more where a model drafts.
 struct Steps {
     executor: Box<dyn Executor>,
     now: Micros,
+    drafter_us: u64,
     plans: Vec<StepPlan>,
     /// Why a step could not be begun.
     begun: VecDeque<Option<ExecutorError>>,
     /// What the tier was asked for in this turn.
     orders: Vec<TransferOrder>,
+}
+
+impl Steps {
+    /// What the last step took.
+    fn step_us(&self) -> u64 {
+        let sequences = || self.plans.last().into_iter().flat_map(|plan| &plan.sequences);
+        let drafted = sequences().any(|sequence| !sequence.drafter.tokens.is_empty());
+        1000 + if drafted { self.drafter_us } else { 0 }
+    }
 }
 
 impl Driver for Steps {
@@ -127,11 +137,12 @@ impl Driver for Steps {
     }
 
     fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        let done = Micros(self.now.0 + self.step_us());
         let output = match self.begun.pop_front().flatten() {
             Some(error) => Err(error),
             None => self.executor.finish(),
         };
-        (Micros(self.now.0 + 1000), output)
+        (done, output)
     }
 
     fn order(&mut self, order: TransferOrder) -> bool {
@@ -177,6 +188,7 @@ impl Machine {
             driver: Steps {
                 executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows)),
                 now: Micros(0),
+                drafter_us: 0,
                 plans: Vec::new(),
                 begun: VecDeque::new(),
                 orders: Vec::new(),
@@ -212,6 +224,12 @@ impl Machine {
         let backend = SimBackend::new(vocab, blocks as usize, block_tokens, rows, rows);
         let backend = if self.samples { backend.with_sampling() } else { backend };
         self.drafted_by(Box::new(backend), blocks, positions, Reads::Tokens)
+    }
+
+    /// Each step in which it computes takes so much longer.
+    pub fn with_drafter_time(mut self, us: u64) -> Self {
+        self.driver.drafter_us = us;
+        self
     }
 
     /// With a head for drafts, which is always right where it is given the right features; otherwise likewise.
@@ -279,7 +297,7 @@ impl Machine {
         self.cancellations.push(CancelRequest { request: RequestId(request), choice: None });
     }
 
-    /// One turn of the loop, a millisecond long, with everything checked behind it. Returns the plan that was made last.
+    /// One turn of the loop, a millisecond long or as long as its step, with everything checked behind it. Returns the plan that was made last.
     pub fn step(&mut self) -> &StepPlan {
         let block_tokens = self.cache.config().block_tokens;
         let tier = self.tier.as_ref();
@@ -296,7 +314,7 @@ impl Machine {
         for (id, event) in turn(&mut self.scheduler, &mut self.cache, &mut self.driver).drain(..) {
             self.events.entry(id).or_default().push(event);
         }
-        self.now.0 += 1000;
+        self.now.0 += self.driver.step_us();
         self.carry();
         if let Err(what) = self.scheduler.check(&self.cache) {
             panic!("after step {}: {what}", self.driver.plans.len());

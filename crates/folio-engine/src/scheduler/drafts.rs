@@ -8,7 +8,8 @@
 //! steps of one it lags until drafts are wanted again. What it lacks of a prefix that was found without it, or loaded, it computes beside the
 //! next steps, a bounded number of tokens in each. How far it is there is the table's to know
 //! ([`BlockTable::set_written`](folio_kv::BlockTable::set_written)), so that nothing is published that was not computed. Where the group
-//! has no block for it, the sequence goes on without.
+//! has no block for it, the sequence goes on without; and where drafts were wrong so often lately that none would pay, it does not read most of
+//! those that begin ([`DrafterRecord`](crate::acceptance::DrafterRecord)).
 //!
 //! A drafter that reads the model's features ([`Reads::Features`]) has a row for each token behind the first, which lies at the position of
 //! the features, the one before the token's. It can compute no more than the model has, in steps that are over; it does so in
@@ -20,6 +21,7 @@
 use folio_kv::KvCache;
 
 use super::Scheduler;
+use super::costs::Costs;
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
@@ -87,23 +89,7 @@ impl Scheduler {
         // Until steps have a price they cost nothing: the first drafts are the measurement.
         let plain = self.costs.step_us(rows, self.step.drafting);
         let plain = plain.or_else(|| self.costs.step_us(rows, drafting)).unwrap_or(1.0);
-        let rate = |drafts, tokens| {
-            let us = self.costs.step_us(rows + drafts, drafting).unwrap_or(plain);
-            tokens / (plain + PAYS * (us - plain).max(0.0))
-        };
-        let (mut best, mut best_rate, mut best_gain) = (0, so_far / plain, 0.0);
-        let (mut probability, mut gain) = (1.0, 0.0);
-        let explored = self.costs.rows_max(drafting).saturating_sub(rows);
-        for drafts in 1..=most.min(explored) {
-            probability *= right(drafts);
-            gain += probability;
-            let rate = rate(drafts, so_far + gain);
-            if rate > best_rate {
-                (best, best_rate, best_gain) = (drafts, rate, gain);
-            } else if drafts > best + TILE {
-                break;
-            }
-        }
+        let (best, best_gain) = best_drafts(&self.costs, (rows, so_far, plain), drafting, most, right);
         if best == 0 && most > 0 && !*forced {
             return (u32::from(acceptance.pause(next_step, rows)), 0.0);
         }
@@ -111,6 +97,14 @@ impl Scheduler {
             acceptance.resume();
         }
         (best, best_gain)
+    }
+
+    /// Whether a model's drafts would pay beside those that run, were they right as often as lately.
+    fn drafter_is_worth_it(&self, most: u32) -> bool {
+        let rows = self.running.len() as u32 + 1;
+        let Some(plain) = self.costs.step_us(rows, false) else { return true };
+        let right = f64::from(self.drafter_record.probability);
+        best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0
     }
 
     /// Rows for what it may go on with, as far as budget and free blocks go.
@@ -179,6 +173,9 @@ impl Scheduler {
             return;
         }
         sequence.acceptance.add(right);
+        if sequence.model_drafts > 0 {
+            self.drafter_record.add(right);
+        }
         if right {
             sequence.timing.accepted_draft_tokens += 1;
             self.counters.drafts[sequence.drafter() as usize].accept(place);
@@ -191,6 +188,13 @@ impl Scheduler {
         let Some(running) = self.sequences[slot].running_mut() else { return };
         let written = running.table.written();
         running.table.set_written(written);
+        let most = self.sequences[slot].model_drafts;
+        if most > 0 {
+            let worth = self.drafter_is_worth_it(most);
+            if !self.drafter_record.reads(worth) {
+                self.sequences[slot].model_drafts = 0;
+            }
+        }
         if self.sequences[slot].model_drafts > 0
             && self.refill_drafter(cache, slot, model)
             && let Some(running) = self.sequences[slot].running_mut()
@@ -244,6 +248,32 @@ impl Scheduler {
             running.drafter_computed = computed;
         }
     }
+}
+
+/// How many drafts beside so many rows, which say so many tokens in so many microseconds, make a step say most tokens in a microsecond; and how
+/// many tokens more that is expected to be. `right`: how probable each is.
+fn best_drafts(
+    costs: &Costs,
+    (rows, so_far, plain): (u32, f64, f64),
+    drafting: bool,
+    most: u32,
+    right: impl Fn(u32) -> f64,
+) -> (u32, f64) {
+    let (mut best, mut best_rate, mut best_gain) = (0, so_far / plain, 0.0);
+    let (mut probability, mut gain) = (1.0, 0.0);
+    let explored = costs.rows_max(drafting).saturating_sub(rows);
+    for drafts in 1..=most.min(explored) {
+        probability *= right(drafts);
+        gain += probability;
+        let us = costs.step_us(rows + drafts, drafting).unwrap_or(plain);
+        let rate = (so_far + gain) / (plain + PAYS * (us - plain).max(0.0));
+        if rate > best_rate {
+            (best, best_rate, best_gain) = (drafts, rate, gain);
+        } else if drafts > best + TILE {
+            break;
+        }
+    }
+    (best, best_gain)
 }
 
 /// What the drafter computes of a sequence whose rows are planned, and the names of its drafts, which have the places from `places` on.
