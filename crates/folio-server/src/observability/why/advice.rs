@@ -7,10 +7,12 @@
 //! themselves. With more memory the cache hits what a cache of the last blocks of that size would have hit, less what one of the present
 //! size would (`folio_kv::ShadowIndex`): the difference is told, since Folio's own order of eviction is not that of the last use.
 
+use folio_kv::TenantId;
 use serde_json::{Value, json};
 
 use super::breaks::Break;
 use super::prompts::PromptFindings;
+use super::repeated::RepeatedPrefix;
 
 /// Least share of the computed tokens of prompts that advice is given for.
 const LEAST: f64 = 0.05;
@@ -21,8 +23,12 @@ const ENOUGH: f64 = 0.8;
 /// Blocks that must have been asked for, and prompts that must have broken, before anything is said.
 const BLOCKS: f64 = 64.0;
 const PROMPTS: f64 = 4.0;
-/// The kind of advice that is a client's to follow.
+/// Prompts that must have begun with a prefix before it is worth pinning, and the share of the cache that it may take.
+const REPEATED: f64 = 8.0;
+const PINNED: f64 = 0.25;
+/// The kinds of advice that are a client's to follow.
 const BROKEN: &str = "broken_prefix";
+const PIN: &str = "pin_prefix";
 
 /// What advice is computed from.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +62,7 @@ pub(super) struct Advice {
 impl Advice {
     /// It is for a client to follow, and says nothing of others.
     pub fn is_a_clients(&self) -> bool {
-        self.kind == BROKEN
+        [BROKEN, PIN].contains(&self.kind)
     }
 
     /// Without what it gains, which is of everybody's figures.
@@ -80,18 +86,25 @@ impl Advice {
 fn spared(found: &PromptFindings, blocks: u32, times: f64) -> Option<f64> {
     let index = &found.index;
     let (now, then) = (index.hits_with(blocks.into())?, index.hits_with(f64::from(blocks) * times)?);
-    let computed = 1.0 - index.found()?;
-    Some(((then - now) / computed.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0))
+    let found = index.found()?;
+    // What is found already, by a better order of eviction than that of the last use, is not gained again.
+    let more = (then - now).min(index.unbounded()? - found);
+    Some((more / (1.0 - found).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0))
 }
 
-/// All of it, what gains most first. `name`: of the tenant of a break.
+/// All of it, what gains most first. `name`: of a tenant, whose prompts may be spoken of.
 pub(super) fn advise(
     found: &PromptFindings,
     evidence: &Evidence,
-    name: impl Fn(&Break) -> Option<String>,
+    name: impl Fn(TenantId) -> Option<String>,
 ) -> Vec<Advice> {
     let mut all: Vec<Advice> = memory(found, evidence);
-    all.extend(found.breaks.all().filter_map(|of| broken(found, evidence, of, &name(of)?)));
+    all.extend(found.breaks.all().filter_map(|of| broken(found, evidence, of, &name(of.tenant)?)));
+    if evidence.evictions > 0 {
+        let most = (PINNED * f64::from(evidence.blocks)) as u32;
+        let worst = found.repeated.worst(most, REPEATED);
+        all.extend(worst.iter().filter_map(|of| repeated(found, evidence, of, &name(of.tenant)?)));
+    }
     all.retain(|advice| advice.share >= LEAST);
     all.sort_by(|one, other| other.share.total_cmp(&one.share));
     all
@@ -160,11 +173,35 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
     all
 }
 
+/// Tokens of prompts that were computed, as far back as is looked.
+fn computed(found: &PromptFindings, evidence: &Evidence) -> Option<f64> {
+    let blocks = found.index.asked() * (1.0 - found.index.found()?);
+    Some(blocks * f64::from(evidence.block_tokens)).filter(|computed| *computed > 0.0)
+}
+
+fn repeated(found: &PromptFindings, evidence: &Evidence, of: &RepeatedPrefix, name: &str) -> Option<Advice> {
+    let (tokens, prompts) = (of.blocks * evidence.block_tokens, of.prompts);
+    // What else is found now had these blocks, too: of that goes their part.
+    let found_now = found.index.asked() * found.index.found()? * f64::from(evidence.block_tokens);
+    let displaced = found_now * f64::from(of.blocks) / f64::from(evidence.blocks.max(1));
+    let gained = (of.computed_again - displaced).max(0.0);
+    Some(Advice {
+        kind: PIN,
+        what: format!(
+            "Pin the first {tokens} tokens that prompts of {name} begin with: \"pin\": true in `cache` of one such request"
+        ),
+        because: format!(
+            "about {prompts:.0} prompts began with them, and they were evicted and computed again: {:.0} tokens of them; they take {:.1} % of the cache",
+            of.computed_again,
+            100.0 * f64::from(of.blocks) / f64::from(evidence.blocks.max(1))
+        ),
+        share: (gained / computed(found, evidence)?).min(1.0),
+        evidence: json!({"tenant": name, "tokens": tokens, "prompts": prompts, "computed_again": of.computed_again}),
+    })
+}
+
 fn broken(found: &PromptFindings, evidence: &Evidence, of: &Break, name: &str) -> Option<Advice> {
-    let computed = found.index.asked() * (1.0 - found.index.found()?) * f64::from(evidence.block_tokens);
-    if of.prompts < PROMPTS || computed <= 0.0 {
-        return None;
-    }
+    let computed = computed(found, evidence).filter(|_| of.prompts >= PROMPTS)?;
     let share = (of.tokens / computed).min(1.0);
     let behind = of.tokens / of.prompts;
     Some(Advice {
@@ -184,8 +221,8 @@ mod tests {
     use std::sync::Arc;
 
     use folio_engine::request::RequestId;
-    use folio_engine::{Micros, Request, SamplingParams, SchedulerConfig};
-    use folio_kv::{BlockHashes, Identity, Root, TenantId};
+    use folio_engine::{CacheCommand, CacheResponse, Micros, Request, SamplingParams, SchedulerConfig};
+    use folio_kv::{BlockHashes, Identity, KvCache, LruLeafFirst, Retention, Root, TenantId};
     use folio_sim::machine::{Machine, VOCAB};
 
     use super::*;
@@ -221,9 +258,23 @@ mod tests {
 
     /// What the engine computes of prompts that come one after the other, and what is found out about them.
     fn replay(blocks: u32, prompts: &[Vec<u32>]) -> (PromptFindings, Evidence) {
-        let config =
-            SchedulerConfig { max_model_len: 512, max_num_batched_tokens: 256, ..Default::default() };
-        let mut machine = Machine::new(config, blocks, BLOCK);
+        replay_on(Machine::new(config(), blocks, BLOCK), prompts, &[])
+    }
+
+    /// The same where what was used least recently is evicted, and where this is pinned as soon as a prompt has it.
+    fn replay_pinning(blocks: u32, prompts: &[Vec<u32>], pinned: &[u32]) -> (PromptFindings, Evidence) {
+        let mut machine = Machine::new(config(), blocks, BLOCK);
+        let policy = Box::new(LruLeafFirst::default());
+        machine.cache = KvCache::new(*machine.cache.config(), policy);
+        replay_on(machine, prompts, pinned)
+    }
+
+    fn config() -> SchedulerConfig {
+        SchedulerConfig { max_model_len: 512, max_num_batched_tokens: 256, ..Default::default() }
+    }
+
+    fn replay_on(mut machine: Machine, prompts: &[Vec<u32>], pinned: &[u32]) -> (PromptFindings, Evidence) {
+        let blocks = machine.cache.config().blocks;
         let mut found = PromptFindings::default();
         for (id, prompt) in prompts.iter().enumerate() {
             let prompt: Arc<[u32]> = prompt.as_slice().into();
@@ -231,6 +282,12 @@ mod tests {
             machine.submit(Request::new(RequestId(id as u64), TENANT, root(), prompt.clone(), sampling));
             machine.run();
             let cached = machine.cached_tokens(id as u64).expect("its prompt was computed");
+            if !pinned.is_empty() && prompt.starts_with(pinned) {
+                let (hashes, tokens) = (BlockHashes::new(&root(), pinned, BLOCK).into(), pinned.len() as u32);
+                let keep = CacheCommand::Keep { hashes, tokens, retention: Retention::default(), pin: true };
+                let kept = machine.scheduler.command(&mut machine.cache, keep);
+                assert!(matches!(kept, CacheResponse::Prefix(_)), "{kept:?}");
+            }
             found.see(TENANT, &BlockHashes::new(&root(), &prompt, BLOCK), &prompt, cached, Micros(0));
         }
         let (stats, counters) = (machine.cache.stats(), machine.scheduler.counters());
@@ -307,6 +364,29 @@ mod tests {
         let (found, after) = replay(4000, &mended);
         kept(advice[0].share, &evidence, &after);
         assert_eq!(all(&found, &after), [], "and there is no more to say");
+    }
+
+    #[test]
+    fn a_pinned_prefix_gains_what_was_promised() {
+        // Every twelfth prompt begins with it; what comes between takes the whole cache.
+        let front = text(1, 200);
+        let ask = |at: u64| match at % 12 {
+            0 => [&front[..], &text(2000 + at, 8)].concat(),
+            _ => text(5000 + at, 120),
+        };
+        let prompts: Vec<_> = (0..400).map(ask).collect();
+        let (found, evidence) = replay(300, &prompts);
+        assert!(all(&found, &evidence).iter().all(|advice| advice.kind != PIN), "Folio keeps it by itself");
+        let (found, evidence) = replay_pinning(300, &prompts, &[]);
+        let advice = all(&found, &evidence);
+        let pin = advice.iter().find(|advice| advice.kind == PIN).expect("it is worth pinning");
+        assert!(
+            pin.is_a_clients() && pin.what.contains("192 tokens") && pin.what.contains("acme"),
+            "{pin:?}"
+        );
+        let (found, after) = replay_pinning(300, &prompts, &front[..192]);
+        kept(pin.share, &evidence, &after);
+        assert!(all(&found, &after).iter().all(|advice| advice.kind != PIN), "and there is no more to say");
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod kind;
 mod latencies;
 mod moments;
 mod prompts;
+mod repeated;
 mod report;
 mod roofline;
 

@@ -2,7 +2,7 @@
 //!
 //! Owns: the thread that looks, and what it found. Must never: keep whoever answers waiting: what is too much for the thread is left out, and
 //! counted. Memory: [`SAMPLED`] hashes (`folio_kv::ShadowIndex`, under 16 MiB), the beginnings of a few prompts of each tenant (`breaks`),
-//! and [`WAITING`] prompts on the way.
+//! names of prefixes and what they cost (`repeated`), and [`WAITING`] prompts on the way.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use folio_kv::{BlockHashes, ShadowIndex, TenantId};
 use parking_lot::Mutex;
 
 use super::breaks::Breaks;
+use super::repeated::RepeatedPrefixes;
 
 /// Hashes of blocks that are followed: all, up to two million tokens in blocks of 16.
 const SAMPLED: usize = 1 << 17;
@@ -43,6 +44,7 @@ enum ComparedText {
 pub(super) struct PromptFindings {
     pub index: ShadowIndex,
     pub breaks: Breaks,
+    pub repeated: RepeatedPrefixes,
     aged: Micros,
 }
 
@@ -96,13 +98,16 @@ impl Prompts {
     }
 
     pub fn forget(&self, gone: &HashSet<TenantId>) {
-        self.found.lock().breaks.forget(gone);
+        let mut found = self.found.lock();
+        found.breaks.forget(gone);
+        found.repeated.forget(gone);
     }
 }
 
 impl Default for PromptFindings {
     fn default() -> Self {
-        Self { index: ShadowIndex::new(SAMPLED), breaks: Breaks::default(), aged: Micros(0) }
+        let (breaks, repeated) = Default::default();
+        Self { index: ShadowIndex::new(SAMPLED), breaks, repeated, aged: Micros(0) }
     }
 }
 
@@ -116,6 +121,7 @@ impl PromptFindings {
         self.index.ask(hashes.iter(true).take(most), (cached / block) as usize);
         self.index.computed(hashes.iter(true).skip(most));
         self.breaks.ask(tenant, tokens, cached as usize, block as usize);
+        self.repeated.ask(tenant, hashes, most as u32, cached);
     }
 
     fn age(&mut self, at: Micros) {
@@ -125,6 +131,7 @@ impl PromptFindings {
             let factor = (-(us as f64) / HALF_LIFE_US).exp2();
             self.index.age(factor);
             self.breaks.age(factor);
+            self.repeated.age(factor);
             self.aged = at;
         }
     }

@@ -10,7 +10,6 @@ use serde_json::{Map, Value, json};
 
 use super::account::{Account, Spending};
 use super::advice::{Advice, Evidence, advise};
-use super::breaks::Break;
 use super::config::{WhyConfig, seconds, since};
 use super::history::Sample;
 use super::latencies::Latencies;
@@ -288,8 +287,8 @@ impl WhyReport<'_> {
 
     fn advice(&self, spent: &Spending) -> Vec<Value> {
         let evidence = self.evidence(spent);
-        let name = |of: &Break| {
-            let account = self.accounts.iter().find(|account| account.tenant == of.tenant)?;
+        let name = |tenant| {
+            let account = self.accounts.iter().find(|account| account.tenant == tenant)?;
             Some(account.name.to_string())
         };
         let all = self.prompts.found(self.end.at, |found| advise(found, &evidence, name));
@@ -299,7 +298,7 @@ impl WhyReport<'_> {
     /// What concerns one tenant alone, without what is of others.
     fn own_advice(&self, account: &Account, spent: &Spending) -> Vec<Value> {
         let evidence = self.evidence(spent);
-        let own = |of: &Break| (of.tenant == account.tenant).then(|| account.name.to_string());
+        let own = |tenant| (tenant == account.tenant).then(|| account.name.to_string());
         let all = self.prompts.found(self.end.at, |found| advise(found, &evidence, own));
         all.iter().filter(|advice| advice.is_a_clients()).map(Advice::told).collect()
     }
