@@ -19,6 +19,10 @@ const TABLE: &str = include_str!("machines.toml");
 /// rates that were measured on it.
 const OF_STATED: [f64; 2] = [0.5, 0.9];
 const OF_MEASURED: [f64; 2] = [0.6, 0.95];
+/// The same of accelerators, as Folio's kernels ran on an H100: of its measured limits, 0.20 to 0.34 for prompts and 0.22 to 0.76 for decodes
+/// (`docs/performance-gpu.md`), which are 0.65 and 0.93 of what its maker states of operations and bytes.
+const OF_STATED_ACCELERATOR: [f64; 2] = [0.2, 0.7];
+const OF_MEASURED_ACCELERATOR: [f64; 2] = [0.2, 0.8];
 
 /// Who says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,9 +174,11 @@ impl Machine {
 
     /// The least and the most of the rates that steps are expected to reach.
     pub fn shares(&self) -> [f64; 2] {
-        match self.read_bytes_per_s.basis {
-            Basis::Stated => OF_STATED,
-            Basis::Measured => OF_MEASURED,
+        match (self.read_bytes_per_s.basis, self.accelerator) {
+            (Basis::Stated, false) => OF_STATED,
+            (Basis::Measured, false) => OF_MEASURED,
+            (Basis::Stated, true) => OF_STATED_ACCELERATOR,
+            (Basis::Measured, true) => OF_MEASURED_ACCELERATOR,
         }
     }
 
