@@ -168,9 +168,11 @@ def main():
     ap.add_argument("--tokens", type=int, default=256)
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--port", type=int, default=18230)
+    ap.add_argument("--only", default="", help="pairs whose second is this, such as 'folio draft'")
     ap.add_argument("--out")
     a = ap.parse_args()
     all_ways = ways(a.draft)
+    compared = [pair for pair in pairs(all_ways) if a.only in ("", " ".join(pair[1]))]
 
     def start(way, port):
         if way[0] == "llama.cpp":
@@ -181,7 +183,7 @@ def main():
         ids = lambda text: post(server.address, "/tokenize", dict(prompt=text, add_special_tokens=False))["tokens"][-(2040 - a.tokens):]
         asked_of_all = [{kind: ids(text) for kind, text in prompts(round_).items()} for round_ in range(a.rounds)]
     rows = []
-    for number, pair in enumerate(pairs(all_ways)):
+    for number, pair in enumerate(compared):
         with start(pair[0], a.port) as first, start(pair[1], a.port + 1) as second:
             servers = list(zip(pair, (first, second)))
             for _, server in servers:
@@ -194,7 +196,7 @@ def main():
                                          **ask(server, other, prompt, a.tokens)))
         print(f"{' '.join(pair[0])} and {' '.join(pair[1])}", file=sys.stderr, flush=True)
     version = subprocess.run([a.llama_server, "--version"], capture_output=True, text=True).stderr.strip().splitlines()
-    report(rows, pairs(all_ways))
+    report(rows, compared)
     if a.out:
         for row in rows:
             row.pop("said")

@@ -57,23 +57,27 @@ impl Acceptance {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrafterRecord {
     pub probability: f32,
+    /// So far; no more than count for themselves.
+    outcomes: u8,
     /// Sequences in a row that it was not to read.
     passed_over: u32,
 }
 
-/// What an outcome weighs, and of how many sequences that would not be worth it one is read, to find out whether that has changed.
+/// What an outcome weighs at least against those before, and of how many sequences that would not be worth it one is read, to find out whether that has changed.
 const RECENT: f32 = 0.05;
 const PASSED_OVER: u32 = 16;
 
 impl Default for DrafterRecord {
     fn default() -> Self {
-        Self { probability: Acceptance::default().probability, passed_over: 0 }
+        Self { probability: Acceptance::default().probability, outcomes: 0, passed_over: 0 }
     }
 }
 
 impl DrafterRecord {
     pub fn add(&mut self, right: bool) {
-        self.probability += RECENT * (f32::from(u8::from(right)) - self.probability);
+        let weight = RECENT.max(1.0 / f32::from(3 + self.outcomes));
+        self.outcomes = (self.outcomes + 1).min((1.0 / RECENT) as u8);
+        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
     }
 
     /// Whether the model reads a sequence that begins; `worth`: drafts that are right as often as lately would pay.
@@ -93,6 +97,8 @@ mod tests {
         let read: Vec<u32> = (1..=40).filter(|_| record.reads(false)).collect();
         assert_eq!(read, [16, 32]);
         assert!(record.reads(true) && !record.reads(false));
+        (0..6).for_each(|_| record.add(false));
+        assert!((0.1..0.2).contains(&record.probability), "the first outcomes weigh more");
         (0..60).for_each(|_| record.add(false));
         assert!(record.probability < 0.05);
     }
