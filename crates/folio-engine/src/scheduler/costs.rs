@@ -108,6 +108,11 @@ impl Costs {
         if drafting { self.drafting.us(rows).or_else(plain) } else { plain() }
     }
 
+    /// Whether it is to be relied on what steps take for which a model drafts.
+    pub fn knows_drafting(&self) -> bool {
+        self.drafting.most_rows() > 0
+    }
+
     /// Rows that a step may have for the sake of drafts: twice as many as any before, so that what they cost is found out step by step.
     pub fn rows_max(&self, drafting: bool) -> u32 {
         let times = if drafting { &self.drafting } else { &self.rows };

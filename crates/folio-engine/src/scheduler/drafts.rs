@@ -102,7 +102,8 @@ impl Scheduler {
     /// Whether a model's drafts would pay beside those that run, were they right as often as lately.
     fn drafter_is_worth_it(&self, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
-        let Some(plain) = self.costs.step_us(rows, false) else { return true };
+        let known = self.costs.step_us(rows, false).filter(|_| self.costs.knows_drafting());
+        let Some(plain) = known else { return true };
         let right = f64::from(self.drafter_record.probability);
         best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0
     }
