@@ -174,6 +174,9 @@ def main():
     all_ways = ways(a.draft)
     compared = [pair for pair in pairs(all_ways) if a.only in ("", " ".join(pair[1]))]
 
+    if not compared:
+        ap.error(f"--only {a.only}: there is no such pair; their seconds are {', '.join(sorted({' '.join(pair[1]) for pair in pairs(all_ways)}))}")
+
     def start(way, port):
         if way[0] == "llama.cpp":
             return Llama(a.llama_server, a.model, port, a.threads, all_ways[way])

@@ -163,7 +163,7 @@ def page(runs):
         "",
         "```sh",
         "tools/gpu/pack.sh                      # builds the binary and the tests into target/gpu.tar.xz; needs no GPU",
-        "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page, in under nine minutes",
+        "tools/gpu/verify.sh RESULTS            # where the GPU is: all of this page, in about ten minutes",
         "tools/gpu/verify.sh RESULTS PART       # one part: tests, engine, serve, peers or cublaslt",
         "python3 tools/gpu/report.py RESULTS    # makes this page",
         "```",

@@ -20,7 +20,7 @@ use folio_model::program::{
 
 use crate::memory::Rows;
 use crate::pool::{Claims, Worker};
-use crate::rows::{RmsNorm, gated};
+use crate::rows::{Gate, RmsNorm, gated};
 use crate::simd::{LANES, Simd, Task, dispatch, exp, unrolled};
 use crate::step::Step;
 
@@ -162,7 +162,8 @@ impl Step<'_> {
             let (row, at) = (unit / heads, unit % heads * width);
             let (x, gate) = (x.row(row).wrapping_add(at), gate.row(row).wrapping_add(at).cast_const());
             dispatch(self.isa, RmsNorm { x, weight, eps, width, out: x });
-            dispatch(self.isa, SiluTimes { x, gate, width });
+            let activation = Activation::Silu;
+            dispatch(self.isa, Gate { activation, gate, up: x, out: x, width });
         }
     }
 
@@ -394,29 +395,6 @@ impl<const T: usize> Task for SpaceRow<'_, T> {
                 let own = S::mul(S::splat(skip), S::load_part(x.add(t * LANES), valid(t)));
                 S::store_part(out.add(t * LANES), valid(t), S::add(S::add(sums[0][t], sums[1][t]), own));
             });
-        }
-    }
-}
-
-/// `x *= silu(gate)`
-pub(crate) struct SiluTimes {
-    pub(crate) x: *mut f32,
-    pub(crate) gate: *const f32,
-    pub(crate) width: usize,
-}
-
-impl Task for SiluTimes {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        for i in (0..self.width).step_by(LANES) {
-            let n = LANES.min(self.width - i);
-            // SAFETY: who makes the task promises `width` values behind both.
-            unsafe {
-                let (x, gate) = (S::load_part(self.x.add(i), n), S::load_part(self.gate.add(i), n));
-                S::store_part(self.x.add(i), n, gated::<S>(Activation::Silu, gate, x));
-            }
         }
     }
 }

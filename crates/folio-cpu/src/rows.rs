@@ -178,11 +178,12 @@ impl Task for Multiply {
     }
 }
 
-/// `x = activation(x, by)`
+/// `out = activation(gate, up)`; `out` may be either.
 pub(crate) struct Gate {
     pub(crate) activation: Activation,
-    pub(crate) x: *mut f32,
-    pub(crate) by: *const f32,
+    pub(crate) gate: *const f32,
+    pub(crate) up: *const f32,
+    pub(crate) out: *mut f32,
     pub(crate) width: usize,
 }
 
@@ -193,10 +194,10 @@ impl Task for Gate {
     fn run<S: Simd>(self) {
         for i in (0..self.width).step_by(LANES) {
             let n = LANES.min(self.width - i);
-            // SAFETY: who makes the task promises `width` values behind both.
+            // SAFETY: who makes the task promises `width` values behind all three.
             unsafe {
-                let (x, by) = (S::load_part(self.x.add(i), n), S::load_part(self.by.add(i), n));
-                S::store_part(self.x.add(i), n, gated::<S>(self.activation, x, by));
+                let (gate, up) = (S::load_part(self.gate.add(i), n), S::load_part(self.up.add(i), n));
+                S::store_part(self.out.add(i), n, gated::<S>(self.activation, gate, up));
             }
         }
     }

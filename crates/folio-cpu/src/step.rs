@@ -22,7 +22,6 @@ use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
 use crate::pool::{Claims, Split, Worker};
-use crate::recurrent::SiluTimes;
 use crate::rows::{Center, Gate, Multiply, NormPart, RmsNorm, Softcap, TopGate, XIelu, rotary_table, rotate};
 use crate::simd::{Isa, dispatch};
 use crate::stages::{Product, Stage};
@@ -245,7 +244,8 @@ impl Step<'_> {
             Op::SiluGate { x, gate } => {
                 let (x, gate) = (self.buf(x), self.buf(gate));
                 for row in worker.share(self.rows(), 1) {
-                    dispatch(self.isa, SiluTimes { x: x.row(row), gate: gate.row(row), width: x.width });
+                    let (activation, up) = (Activation::Silu, x.row(row));
+                    dispatch(self.isa, Gate { activation, gate: gate.row(row), up, out: up, width: x.width });
                 }
             }
             Op::XIelu { x, weight } => {
@@ -305,8 +305,8 @@ impl Step<'_> {
             Op::Gate { x, by, first, activation } => {
                 let (x, by) = (self.buf(x), self.buf(by));
                 for row in worker.share(self.rows(), 1) {
-                    let by = by.row(row).wrapping_add(first);
-                    dispatch(self.isa, Gate { activation, x: x.row(row), by, width: x.width });
+                    let (gate, up) = (x.row(row), by.row(row).wrapping_add(first));
+                    dispatch(self.isa, Gate { activation, gate, up, out: gate, width: x.width });
                 }
             }
         }

@@ -226,6 +226,24 @@ fn windows_soft_caps_and_sinks_agree_with_themselves_and_with_the_reference() {
     }
 }
 
+/// A sequence has the same bits on every instruction set, with any number of threads, in any chunks, and is what the reference says.
+fn agrees(spec: &Spec, seed: u64, tolerance: f32) {
+    let len = 70;
+    let sequence = Sequence::new(spec, seed, len, 0);
+    let oracle = run_chunks(&mut cpu(spec, 8, 1, Isa::Scalar), &sequence, len, spec.vocab);
+    for isa in isas() {
+        for (threads, chunk) in [(1, 1), (3, 7), (2, len)] {
+            let logits = run_chunks(&mut cpu(spec, 8, threads, isa), &sequence, chunk, spec.vocab);
+            let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");
+            assert_same_bits(&what, &logits, &oracle, spec.vocab);
+        }
+    }
+    let mut reference = ReferenceBackend::new();
+    load(&mut reference, spec, 8);
+    let expected = run_chunks(&mut reference, &sequence, len, spec.vocab);
+    close(&format!("{spec:?}"), &oracle, &expected, tolerance);
+}
+
 /// What few families have: whole rows of q and k are normalized together, heads behind the rotation, means are subtracted.
 #[test]
 fn other_norms_and_curves_agree_with_themselves_and_with_the_reference() {
@@ -233,20 +251,7 @@ fn other_norms_and_curves_agree_with_themselves_and_with_the_reference() {
     for spec in
         [Spec { hidden: 41, ffn: 23, ..others.clone() }, Spec { weights: DType::F32, heads: 6, ..others }]
     {
-        let len = 70;
-        let sequence = Sequence::new(&spec, 29, len, 0);
-        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, len, spec.vocab);
-        for isa in isas() {
-            for (threads, chunk) in [(1, 1), (3, 7), (2, len)] {
-                let logits = run_chunks(&mut cpu(&spec, 8, threads, isa), &sequence, chunk, spec.vocab);
-                let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");
-                assert_same_bits(&what, &logits, &oracle, spec.vocab);
-            }
-        }
-        let mut reference = ReferenceBackend::new();
-        load(&mut reference, &spec, 8);
-        let expected = run_chunks(&mut reference, &sequence, len, spec.vocab);
-        close(&format!("{spec:?}"), &oracle, &expected, 1e-4);
+        agrees(&spec, 29, 1e-4);
     }
 }
 
@@ -270,20 +275,7 @@ fn layers_of_different_sizes_agree_with_themselves_and_with_the_reference() {
         // Heads of 512.
         Spec { layers: 3, head_dim: 256, kv: KvFormat::F16, rotary: 64, ..mixed },
     ] {
-        let (len, kv) = (70, spec.kv);
-        let sequence = Sequence::new(&spec, 31, len, 0);
-        let oracle = run_chunks(&mut cpu(&spec, 8, 1, Isa::Scalar), &sequence, len, spec.vocab);
-        for isa in isas() {
-            for (threads, chunk) in [(1, 1), (3, 7), (2, len)] {
-                let logits = run_chunks(&mut cpu(&spec, 8, threads, isa), &sequence, chunk, spec.vocab);
-                let what = format!("{spec:?} {isa:?}, {threads} threads, chunks of {chunk}");
-                assert_same_bits(&what, &logits, &oracle, spec.vocab);
-            }
-        }
-        let mut reference = ReferenceBackend::new();
-        load(&mut reference, &spec, 8);
-        let expected = run_chunks(&mut reference, &sequence, len, spec.vocab);
-        close(&format!("{spec:?}"), &oracle, &expected, tolerance(kv));
+        agrees(&spec, 31, tolerance(spec.kv));
     }
 }
 

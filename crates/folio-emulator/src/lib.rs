@@ -124,7 +124,8 @@ impl Default for Emulator {
 }
 
 impl Emulator {
-    /// As small as the smallest device that kernels are compiled for, with a gigabyte of memory.
+    /// Of the oldest architecture that kernels are compiled for, with a gigabyte of memory and as much shared memory as the newer ones have, so that
+    /// the largest tiles are tried.
     pub fn new(order: Order) -> Self {
         Self {
             info: DeviceInfo {

@@ -1,6 +1,9 @@
-//! What became of a sequence's drafts, and when they are looked for again.
+//! What became of a sequence's drafts, and when they are looked for again; and of what a model drafted for a tenant.
 //!
 //! Owns: the expectation. Must never: be needed for correctness.
+
+use folio_kv::TenantId;
+use rustc_hash::FxHashMap;
 
 /// Of a sequence's drafts, the share that was what was chosen, as far as that can be expected again.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +56,7 @@ impl Acceptance {
     }
 }
 
-/// What became lately of the drafts of a model, whosever they were.
+/// What became lately of the drafts of a model, for all sequences of one tenant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrafterRecord {
     pub probability: f32,
@@ -63,9 +66,12 @@ pub(crate) struct DrafterRecord {
     passed_over: u32,
 }
 
-/// What an outcome weighs at least against those before, and of how many sequences that would not be worth it one is read, to find out whether that has changed.
+/// What an outcome weighs at least against those before.
 const RECENT: f32 = 0.05;
+/// Of so many sequences that would not be worth it one is read, to find out whether that has changed.
 const PASSED_OVER: u32 = 16;
+/// Tenants of which something is known.
+const TENANTS: usize = 1024;
 
 impl Default for DrafterRecord {
     fn default() -> Self {
@@ -87,6 +93,19 @@ impl DrafterRecord {
     }
 }
 
+/// By tenant: whose drafts are wrong costs nobody else theirs. Where there are too many, all are forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct DrafterRecords(FxHashMap<TenantId, DrafterRecord>);
+
+impl DrafterRecords {
+    pub fn of(&mut self, tenant: TenantId) -> &mut DrafterRecord {
+        if self.0.len() == TENANTS && !self.0.contains_key(&tenant) {
+            self.0.clear();
+        }
+        self.0.entry(tenant).or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +120,18 @@ mod tests {
         assert!((0.1..0.2).contains(&record.probability), "the first outcomes weigh more");
         (0..60).for_each(|_| record.add(false));
         assert!(record.probability < 0.05);
+    }
+
+    #[test]
+    fn tenants_are_known_apart_and_no_more_than_so_many() {
+        let mut records = DrafterRecords::default();
+        (0..60).for_each(|_| records.of(TenantId(1)).add(false));
+        assert!(records.of(TenantId(1)).probability < 0.05);
+        assert_eq!(records.of(TenantId(2)).probability, DrafterRecord::default().probability);
+        for tenant in 0..3 * TENANTS as u32 {
+            records.of(TenantId(tenant));
+            assert!(records.0.len() <= TENANTS);
+        }
     }
 
     /// Of so many steps in which drafts are never worth it, those in which they are looked for, and those in which one is verified.

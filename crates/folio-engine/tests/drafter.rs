@@ -6,9 +6,10 @@ use folio_engine::plan::{
     DraftPlan, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, Want,
 };
 use folio_engine::{
-    Drafter, DrafterModel, DraftingExecutor, Executor, Reads, Request, SamplingParams, SchedulerConfig,
-    StepOutput, StepPlan,
+    Drafter, DrafterModel, DraftingExecutor, Executor, Reads, Request, RequestId, SamplingParams,
+    SchedulerConfig, StepOutput, StepPlan,
 };
+use folio_kv::TenantId;
 use folio_sim::machine::Machine;
 use folio_sim::scenario::{self, request};
 
@@ -156,6 +157,16 @@ fn a_drafter_that_was_wrong_reads_few_of_those_that_begin() {
     assert!(read(1), "nothing is known of it yet");
     let late = (33..=64).filter(|id| read(*id)).count();
     assert!((1..=4).contains(&late), "{late} of the last 32 were read");
+    // Of another tenant nothing is known.
+    let tenant = TenantId(7);
+    machine.submit(Request { tenant, root: scenario::root(tenant), ..drafted(65, &prompt(30), 12, 3) });
+    machine.run();
+    let read = machine
+        .plans()
+        .iter()
+        .flat_map(|plan| &plan.sequences)
+        .any(|of| of.id.0 == 65 && !of.drafter.tokens.is_empty());
+    assert!(read, "whose drafts are wrong costs nobody else theirs");
 
     // One that is right reads them all.
     let mut machine = self::machine(64, 64, EVER).with_drafter_time(300);
@@ -165,6 +176,27 @@ fn a_drafter_that_was_wrong_reads_few_of_those_that_begin() {
     }
     let (drafted, right) = drafts(&machine);
     assert!(drafted > 100 && drafted == right, "{right} of {drafted}");
+}
+
+/// What a caller predicts says nothing of the model.
+#[test]
+fn wrong_drafts_of_others_are_not_the_models() {
+    let mut machine = machine(64, 64, EVER).with_drafter_time(300);
+    for id in 1..=40 {
+        machine.submit(drafted(id, &prompt(30 + id as u32 % 5), 12, 3));
+        while machine.finished(id).is_empty() {
+            if machine.tokens(id, 0).len() >= 2 {
+                machine.scheduler.propose(RequestId(id), 0, &[1, 1, 1]);
+            }
+            machine.step();
+        }
+    }
+    let (drafted, right) = drafts(&machine);
+    assert!(drafted > right + 40, "{right} of {drafted}: what was proposed is wrong");
+    let late = machine.plans().iter().flat_map(|plan| &plan.sequences).filter(|of| of.id.0 > 30);
+    let read: std::collections::BTreeSet<u64> =
+        late.filter(|of| !of.drafter.tokens.is_empty()).map(|of| of.id.0).collect();
+    assert_eq!(read.len(), 10, "all were read");
 }
 
 #[test]

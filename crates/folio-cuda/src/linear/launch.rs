@@ -23,7 +23,7 @@ pub struct Output {
 
 /// How a kernel divides a product; `kernels/linear/product.cuh` has the same numbers.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct TileShape {
     suffix: &'static str,
     threads: u32,
     /// Rows of the batch, and tiles of 16 weight rows, of a block.
@@ -36,19 +36,21 @@ struct Shape {
     cost: u64,
 }
 
-const FEW: Shape = Shape { suffix: "8", threads: 128, rows: 8, tiles: 1, rings: 4, stages: 4, cost: 0 };
-const SOME: Shape = Shape { suffix: "32", threads: 128, rows: 32, tiles: 2, rings: 4, stages: 3, cost: 0 };
+const FEW: TileShape =
+    TileShape { suffix: "8", threads: 128, rows: 8, tiles: 1, rings: 4, stages: 4, cost: 0 };
+const SOME: TileShape =
+    TileShape { suffix: "32", threads: 128, rows: 32, tiles: 2, rings: 4, stages: 3, cost: 0 };
 /// For more rows, the cheapest; the larger a block, the more often what it reads is used.
-const MANY: [Shape; 3] = [
-    Shape { suffix: "64", threads: 128, rows: 64, tiles: 4, rings: 4, stages: 3, cost: 7 },
-    Shape { suffix: "128", threads: 256, rows: 128, tiles: 8, rings: 1, stages: 3, cost: 20 },
-    Shape { suffix: "256", threads: 256, rows: 256, tiles: 8, rings: 1, stages: 3, cost: 32 },
+const MANY: [TileShape; 3] = [
+    TileShape { suffix: "64", threads: 128, rows: 64, tiles: 4, rings: 4, stages: 3, cost: 7 },
+    TileShape { suffix: "128", threads: 256, rows: 128, tiles: 8, rings: 1, stages: 3, cost: 20 },
+    TileShape { suffix: "256", threads: 256, rows: 256, tiles: 8, rings: 1, stages: 3, cost: 32 },
 ];
-const FEW_OF_EXPERT: Shape = Shape { suffix: "experts_8", ..FEW };
-const MANY_OF_EXPERT: Shape =
-    Shape { suffix: "experts_wide", threads: 256, rows: 64, tiles: 8, rings: 1, stages: 3, cost: 0 };
+const FEW_OF_EXPERT: TileShape = TileShape { suffix: "experts_8", ..FEW };
+const MANY_OF_EXPERT: TileShape =
+    TileShape { suffix: "experts_wide", threads: 256, rows: 64, tiles: 8, rings: 1, stages: 3, cost: 0 };
 
-impl Shape {
+impl TileShape {
     /// The kernel for so many rows of the batch and tiles of weights. Any gives the same bits.
     fn of(rows: u32, tiles: u32, kind: Kind, info: &DeviceInfo) -> Self {
         if rows <= FEW.rows {
@@ -57,8 +59,8 @@ impl Shape {
         if rows <= SOME.rows {
             return SOME;
         }
-        let fits = |shape: &&Shape| shape.shared_bytes(kind) <= info.shared_bytes;
-        let cost = |shape: &&Shape| {
+        let fits = |shape: &&TileShape| shape.shared_bytes(kind) <= info.shared_bytes;
+        let cost = |shape: &&TileShape| {
             let blocks = rows.div_ceil(shape.rows) * tiles.div_ceil(shape.tiles);
             u64::from(blocks.div_ceil(info.multiprocessors.max(1))) * shape.cost
         };
@@ -155,7 +157,7 @@ fn halves(
 ) -> Result<()> {
     let x_at = x.bf16.ok_or_else(|| absent("bf16"))?;
     let tiles = segment.rows.div_ceil(pack::TILE) as u32;
-    let shape = Shape::of(rows.bound, tiles, kind, driver.info());
+    let shape = TileShape::of(rows.bound, tiles, kind, driver.info());
     let mut args = vec![
         Arg::Ptr(meta.0),
         Arg::U32(rows.count_word),
@@ -352,7 +354,7 @@ mod tests {
             memory_bytes: 0,
             shared_bytes,
         };
-        let shape = Shape::of(rows, tiles, Kind::Plain(DType::BF16), &info);
+        let shape = TileShape::of(rows, tiles, Kind::Plain(DType::BF16), &info);
         assert!(shape.shared_bytes(Kind::Plain(DType::BF16)) <= shared_bytes, "{shape:?}");
         shape.suffix
     }

@@ -137,13 +137,13 @@ impl Scheduler {
         }
         self.record_sum(slot, answers);
         for (at, next) in behind_drafts.iter().enumerate() {
-            let Some(draft) = self.draft(slot, drafts - at, places) else { return };
+            let Some((draft, by_model)) = self.draft(slot, drafts - at, places) else { return };
             self.take_tokens(cache, slot, &answers[at..=at]);
             if !self.sequences.lives(planned.id, slot) {
                 return;
             }
             let right = self.sequences[slot].tokens.last() == Some(&draft);
-            self.count_outcome(slot, at, right);
+            self.count_outcome(slot, at, right, by_model);
             if !right {
                 return self.take_back(slot);
             }
@@ -158,15 +158,15 @@ impl Scheduler {
         self.take_tokens(cache, slot, &answers[drafts..]);
     }
 
-    /// The draft that was planned as the `behind`-th token from the end. A sequence with drafts is planned again only behind their
+    /// The draft that was planned as the `behind`-th token from the end, and whether a model proposed it. A sequence with drafts is planned again only behind their
     /// commit, so its entry is still that of the step.
-    fn draft(&self, slot: Slot, behind: usize, places: &[u32]) -> Option<u32> {
+    fn draft(&self, slot: Slot, behind: usize, places: &[u32]) -> Option<(u32, bool)> {
         let tokens =
             &self.step.entries.get(self.sequences[slot].running()?.table_slot as usize)?.as_ref()?.tokens;
         let token = *tokens.get(tokens.len().checked_sub(behind)?)?;
         match token & PLACEHOLDER {
-            0 => Some(token),
-            _ => places.get((token & !PLACEHOLDER) as usize).copied(),
+            0 => Some((token, false)),
+            _ => Some((*places.get((token & !PLACEHOLDER) as usize)?, true)),
         }
     }
 

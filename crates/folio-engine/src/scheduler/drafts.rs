@@ -8,8 +8,8 @@
 //! steps of one it lags until drafts are wanted again. What it lacks of a prefix that was found without it, or loaded, it computes beside the
 //! next steps, a bounded number of tokens in each. How far it is there is the table's to know
 //! ([`BlockTable::set_written`](folio_kv::BlockTable::set_written)), so that nothing is published that was not computed. Where the group
-//! has no block for it, the sequence goes on without; and where drafts were wrong so often lately that none would pay, it does not read most of
-//! those that begin ([`DrafterRecord`](crate::acceptance::DrafterRecord)).
+//! has no block for it, the sequence goes on without; and where its drafts for a tenant were wrong so often lately that none would pay, it does not
+//! read most of that tenant's that begin ([`DrafterRecord`](crate::acceptance::DrafterRecord)).
 //!
 //! A drafter that reads the model's features ([`Reads::Features`]) has a row for each token behind the first, which lies at the position of
 //! the features, the one before the token's. It can compute no more than the model has, in steps that are over; it does so in
@@ -18,7 +18,7 @@
 //! computed without), it goes on; else its context begins anew, with the first position that the model computes, and what it writes then is nobody
 //! else's.
 
-use folio_kv::KvCache;
+use folio_kv::{KvCache, TenantId};
 
 use super::Scheduler;
 use super::costs::Costs;
@@ -99,13 +99,16 @@ impl Scheduler {
         (best, best_gain)
     }
 
-    /// Whether a model's drafts would pay beside those that run, were they right as often as lately.
-    fn drafter_is_worth_it(&self, most: u32) -> bool {
+    /// Whether a model is to read a sequence that begins: whether its drafts would pay beside those that run, were they right as often as
+    /// its tenant's were lately; rarely all the same.
+    fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
+        let record = self.drafter_records.of(tenant);
+        let right = f64::from(record.probability);
+        let pays =
+            |plain| best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0;
         let known = self.costs.step_us(rows, false).filter(|_| self.costs.knows_drafting());
-        let Some(plain) = known else { return true };
-        let right = f64::from(self.drafter_record.probability);
-        best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0
+        record.reads(known.is_none_or(pays))
     }
 
     /// Rows for what it may go on with, as far as budget and free blocks go.
@@ -167,15 +170,15 @@ impl Scheduler {
     }
 
     /// A draft of a sequence was compared with what was chosen.
-    pub(super) fn count_outcome(&mut self, slot: Slot, place: usize, right: bool) {
+    pub(super) fn count_outcome(&mut self, slot: Slot, place: usize, right: bool, by_model: bool) {
         let sequence = &mut self.sequences[slot];
         if sequence.forced {
             self.counters.accepted_forced_tokens += u64::from(right);
             return;
         }
         sequence.acceptance.add(right);
-        if sequence.model_drafts > 0 {
-            self.drafter_record.add(right);
+        if by_model {
+            self.drafter_records.of(sequence.tenant).add(right);
         }
         if right {
             sequence.timing.accepted_draft_tokens += 1;
@@ -189,12 +192,10 @@ impl Scheduler {
         let Some(running) = self.sequences[slot].running_mut() else { return };
         let written = running.table.written();
         running.table.set_written(written);
-        let most = self.sequences[slot].model_drafts;
-        if most > 0 {
-            let worth = self.drafter_is_worth_it(most);
-            if !self.drafter_record.reads(worth) {
-                self.sequences[slot].model_drafts = 0;
-            }
+        let sequence = &self.sequences[slot];
+        let (tenant, most, begins) = (sequence.tenant, sequence.model_drafts, sequence.choice.is_none());
+        if most > 0 && begins && !self.is_read(tenant, most) {
+            self.sequences[slot].model_drafts = 0;
         }
         if self.sequences[slot].model_drafts > 0
             && self.refill_drafter(cache, slot, model)

@@ -82,7 +82,7 @@ use std::collections::{BTreeSet, VecDeque};
 use folio_kv::{BlockHashes, KvCache, Ticket, TierId};
 use rustc_hash::FxHashMap;
 
-use crate::acceptance::DrafterRecord;
+use crate::acceptance::DrafterRecords;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
 use crate::plan::{DrafterModel, PLACEHOLDER, SequenceId, StepPlan};
@@ -128,7 +128,7 @@ pub struct Scheduler {
     headroom: Headroom,
     costs: Costs,
     drafter: Option<DrafterModel>,
-    drafter_record: DrafterRecord,
+    drafter_records: DrafterRecords,
     vocab: u32,
     /// The step being planned.
     step: Step,
@@ -170,7 +170,7 @@ impl Scheduler {
             headroom: Headroom::new(),
             costs: Costs::default(),
             drafter: None,
-            drafter_record: DrafterRecord::default(),
+            drafter_records: DrafterRecords::default(),
             vocab: PLACEHOLDER,
             step: Step::default(),
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },

@@ -7,7 +7,8 @@
 //! report is the difference of two. What falls to whom comes with the engine's events, which say what each took of its steps
 //! (`folio_engine::Work`); it is added up by tenant where they are followed. What prompts have in common is looked at by a thread (`prompts`).
 //!
-//! Cost: a sample copies a few hundred bytes; an event is a short lock of its tenant's account. Reports are O(samples + accounts).
+//! Cost: a sample copies a few hundred bytes; an event is a short lock of its tenant's account. Reports are O(samples + accounts), and a look at the prefixes
+//! that are followed (`repeated`), at most 8,192.
 
 mod account;
 mod advice;

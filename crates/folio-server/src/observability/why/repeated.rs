@@ -29,14 +29,8 @@ impl RepeatedPrefixes {
     /// A prompt was asked for, of which `cached` tokens were found; it has `blocks` whole blocks that could be.
     pub fn ask(&mut self, tenant: TenantId, hashes: &BlockHashes, blocks: u32, cached: u32) {
         let block_tokens = hashes.block_tokens();
-        let mut lengths = lengths().take_while(|length| *length <= blocks).peekable();
-        for (length, hash) in (1..).zip(hashes.iter(true)) {
-            if lengths.next_if_eq(&length).is_none() {
-                if lengths.peek().is_none() {
-                    break;
-                }
-                continue;
-            }
+        for (length, hash) in (1..=blocks).zip(hashes.iter(true)).filter(|(length, _)| is_told_apart(*length))
+        {
             let again = f64::from((length * block_tokens).saturating_sub(cached));
             if let Some(known) = self.0.get_mut(hash) {
                 known.prompts += 1.0;
@@ -51,23 +45,13 @@ impl RepeatedPrefixes {
         }
     }
 
-    /// Half of them go: what cost least, and of those what was asked for least.
+    /// Half of them go, or more: what cost no more than the middle one.
     fn shrink(&mut self) {
-        let mut costs: Vec<(f64, f64)> = self.0.values().map(|of| (of.computed_again, of.prompts)).collect();
-        let order =
-            |one: &(f64, f64), other: &(f64, f64)| one.0.total_cmp(&other.0).then(one.1.total_cmp(&other.1));
+        let mut costs: Vec<f64> = self.0.values().map(|of| of.computed_again).collect();
         let middle = costs.len() / 2;
-        let (_, least, _) = costs.select_nth_unstable_by(middle, order);
-        let least = *least;
-        let mut equal = PREFIXES / 4;
-        self.0.retain(|_, of| match order(&(of.computed_again, of.prompts), &least) {
-            std::cmp::Ordering::Less => false,
-            std::cmp::Ordering::Greater => true,
-            std::cmp::Ordering::Equal => {
-                equal = equal.saturating_sub(1);
-                equal > 0
-            }
-        });
+        let (_, middle, _) = costs.select_nth_unstable_by(middle, f64::total_cmp);
+        let middle = *middle;
+        self.0.retain(|_, of| of.computed_again > middle);
     }
 
     /// What was asked until now counts so much less.
@@ -97,8 +81,8 @@ impl RepeatedPrefixes {
 }
 
 /// 1, 2, 3, 4, 6, 8, 12, 16 and so on.
-fn lengths() -> impl Iterator<Item = u32> {
-    std::iter::once(1).chain((1..31).flat_map(|power| [1 << power, 3 << (power - 1)]))
+fn is_told_apart(blocks: u32) -> bool {
+    blocks.is_power_of_two() || (blocks.is_multiple_of(3) && (blocks / 3).is_power_of_two())
 }
 
 #[cfg(test)]
@@ -127,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_longest_that_prompts_have_in_common_costs_most() {
-        assert_eq!(lengths().take(9).collect::<Vec<_>>(), [1, 2, 3, 4, 6, 8, 12, 16, 24]);
+        let told_apart: Vec<u32> = (1..30).filter(|blocks| is_told_apart(*blocks)).collect();
+        assert_eq!(told_apart, [1, 2, 3, 4, 6, 8, 12, 16, 24]);
         let mut repeated = RepeatedPrefixes::default();
         for own in 0..10 {
             // 13 blocks in common; the first four are found.
