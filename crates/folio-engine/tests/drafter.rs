@@ -181,7 +181,7 @@ fn a_drafter_that_was_wrong_reads_few_of_those_that_begin() {
 /// What a caller predicts says nothing of the model.
 #[test]
 fn wrong_drafts_of_others_are_not_the_models() {
-    let mut machine = machine(64, 64, EVER).with_drafter_time(300);
+    let mut machine = machine(64, 64, EVER).with_drafter_time(900);
     for id in 1..=40 {
         machine.submit(drafted(id, &prompt(30 + id as u32 % 5), 12, 3));
         while machine.finished(id).is_empty() {
