@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use folio_model::backend::Batch;
-use folio_model::program::{AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
+use folio_model::program::{Activation, AttentionSpec, Buf, MatrixId, Op, Program, VectorId};
 use folio_model::tables::BlockTables;
 
 use crate::adapters::{AdaptedRows, Deltas};
