@@ -13,7 +13,7 @@ pub enum TraceAction {
     #[command(after_help = "Example:\n  \
         folio trace record --url http://127.0.0.1:8000 --seconds 60 --out trace.json\n\n\
         Open the file on https://ui.perfetto.dev: a track for each request, one for the engine's steps, and counters. It has times, lengths, and\n\
-        which blocks of prompts are equal, as numbers; no text, no token, no name of a tenant. Where there are keys it needs one of the scopes `usage` and `admin`.")]
+        which blocks of prompts are equal, as numbers; no text, no token, no name of a tenant. Where there are keys it needs one with the scopes `usage` and `admin`.")]
     Record(TraceRecordArgs),
     /// Run a recording again in the simulator, as it was or on another machine, and compare
     #[command(after_help = "Examples:\n  \
