@@ -40,7 +40,7 @@ class Llama:
 
     def __init__(self, binary, model, port, threads, flags=()):
         self.address = f"127.0.0.1:{port}"
-        command = [binary, "-m", model, "--port", str(port), "-t", str(threads), "-np", "1", "-c", "2048", "--no-webui", *flags]
+        command = [binary, "-m", model, "--port", str(port), "-t", str(threads), "--no-webui", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.log = []
         for line in self.process.stderr:
@@ -179,7 +179,7 @@ def main():
 
     def start(way, port):
         if way[0] == "llama.cpp":
-            return Llama(a.llama_server, a.model, port, a.threads, all_ways[way])
+            return Llama(a.llama_server, a.model, port, a.threads, ["-np", "1", "-c", "2048", *all_ways[way]])
         return Folio(a.folio, a.model, ["--threads", str(a.threads), "--max-num-seqs", "1", "--kv-cache-memory", "64MiB", *all_ways[way]])
 
     with start(("folio", "off"), a.port) as server:

@@ -121,7 +121,7 @@ VARIANTS = {
 
 def once(a, variant, seed):
     folder = tempfile.mkdtemp(dir=a.dir)
-    flags = ["--served-model-name", "m", "--device", "cpu", "--threads", str(a.threads), "--max-model-len", str(a.shared + a.turns * (a.unique + a.output) + 64),
+    flags = ["--served-model-name", "m", "--device", a.device, "--threads", str(a.threads), "--max-model-len", str(a.shared + a.turns * (a.unique + a.output) + 64),
              "--max-num-seqs", str(max(a.clients, 4)), *VARIANTS[variant](a, folder), *a.folio_args.split()]
     try:
         with Server(a.folio, a.model, flags) as server:
@@ -146,6 +146,7 @@ def main():
     parser.add_argument("--workload", choices=WORKLOADS, default="cycle")
     parser.add_argument("--turns", type=int, default=5, help="of every user in the workload `conversations`")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--folio-args", default="")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--requests", type=int, default=64)

@@ -36,6 +36,36 @@ struct States {
     own: *mut f32,
 }
 
+/// `$body` for each key, which counts to chain 0 or 1 in turn. A chain that is chosen by a variable would be kept in memory.
+macro_rules! in_two_chains {
+    ($keys:expr, $i:ident, $chain:ident, $body:block) => {
+        for pair in (0..$keys).step_by(2) {
+            let ($i, $chain) = (pair, 0);
+            $body
+            if pair + 1 < $keys {
+                let ($i, $chain) = (pair + 1, 1);
+                $body
+            }
+        }
+    };
+}
+
+/// Where the state before a row is read: of the first, zeros in its own place.
+///
+/// # Safety
+/// `own` has as many vectors, which nobody else reads or writes.
+#[inline(always)]
+unsafe fn from_zero<S: Simd>(before: Option<*const f32>, own: *mut f32, vectors: usize) -> *const f32 {
+    if let Some(before) = before {
+        return before;
+    }
+    for i in 0..vectors {
+        // SAFETY: the contract of this function.
+        unsafe { S::store(own.add(i * LANES), S::splat(0.0)) };
+    }
+    own
+}
+
 impl Step<'_> {
     fn states(&self, span: &Span, place: StatePlace, position: u32) -> States {
         let cache = &self.caches[place.group as usize];
@@ -295,15 +325,15 @@ impl<const T: usize> Task for DeltaRow<'_, T> {
         unsafe {
             let (learns, keeps) = (*gates.row(row).add(head), *gates.row(row).add(value_heads + head));
             let (learns, keeps) = (S::splat(learns), S::splat(keeps));
+            let before = from_zero::<S>(before, own, T * key_dim);
             let mut known = [[S::splat(0.0); T]; 2];
-            if let Some(before) = before {
-                for i in 0..key_dim {
-                    let (chain, k) = (&mut known[i % 2], S::splat(*k.add(i)));
-                    unrolled!(T, t, {
-                        chain[t] = S::fma(k, S::load(before.add((t * key_dim + i) * LANES)), chain[t]);
-                    });
-                }
-            }
+            in_two_chains!(key_dim, i, chain, {
+                let k = S::splat(*k.add(i));
+                unrolled!(T, t, {
+                    let s = S::load(before.add((t * key_dim + i) * LANES));
+                    known[chain][t] = S::fma(k, s, known[chain][t]);
+                });
+            });
             let mut learned = [S::splat(0.0); T];
             unrolled!(T, t, {
                 let known = S::mul(keeps, S::add(known[0][t], known[1][t]));
@@ -311,19 +341,15 @@ impl<const T: usize> Task for DeltaRow<'_, T> {
                 learned[t] = S::mul(learns, S::sub(v, known));
             });
             let mut sums = [[S::splat(0.0); T]; 2];
-            for i in 0..key_dim {
-                let (chain, q, k) = (&mut sums[i % 2], S::splat(*q.add(i)), S::splat(*k.add(i)));
+            in_two_chains!(key_dim, i, chain, {
+                let (q, k) = (S::splat(*q.add(i)), S::splat(*k.add(i)));
                 unrolled!(T, t, {
                     let at = (t * key_dim + i) * LANES;
-                    let kept = match before {
-                        Some(before) => S::mul(keeps, S::load(before.add(at))),
-                        None => S::splat(0.0),
-                    };
-                    let s = S::fma(k, learned[t], kept);
+                    let s = S::fma(k, learned[t], S::mul(keeps, S::load(before.add(at))));
                     S::store(own.add(at), s);
-                    chain[t] = S::fma(q, s, chain[t]);
+                    sums[chain][t] = S::fma(q, s, sums[chain][t]);
                 });
-            }
+            });
             unrolled!(T, t, {
                 let n = LANES.min(value_dim - column - t * LANES);
                 S::store_part(out.add(t * LANES), n, S::add(sums[0][t], sums[1][t]));
@@ -377,20 +403,17 @@ impl<const T: usize> Task for SpaceRow<'_, T> {
             unrolled!(T, t, {
                 learned[t] = S::mul(step, S::load_part(x.add(t * LANES), valid(t)));
             });
+            let before = from_zero::<S>(before, own, T * state_dim);
             let mut sums = [[S::splat(0.0); T]; 2];
-            for i in 0..state_dim {
-                let (chain, b, c) = (&mut sums[i % 2], S::splat(*b.add(i)), S::splat(*c.add(i)));
+            in_two_chains!(state_dim, i, chain, {
+                let (b, c) = (S::splat(*b.add(i)), S::splat(*c.add(i)));
                 unrolled!(T, t, {
                     let at = (t * state_dim + i) * LANES;
-                    let kept = match before {
-                        Some(before) => S::mul(keeps, S::load(before.add(at))),
-                        None => S::splat(0.0),
-                    };
-                    let s = S::fma(b, learned[t], kept);
+                    let s = S::fma(b, learned[t], S::mul(keeps, S::load(before.add(at))));
                     S::store(own.add(at), s);
-                    chain[t] = S::fma(c, s, chain[t]);
+                    sums[chain][t] = S::fma(c, s, sums[chain][t]);
                 });
-            }
+            });
             unrolled!(T, t, {
                 let own = S::mul(S::splat(skip), S::load_part(x.add(t * LANES), valid(t)));
                 S::store_part(out.add(t * LANES), valid(t), S::add(S::add(sums[0][t], sums[1][t]), own));
