@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""ik_llama.cpp through its own llama-batched-bench, for figures beside Folio's on the same machine.
+"""ik_llama.cpp, or llama.cpp, through its own llama-batched-bench, for figures beside Folio's on the same machine.
 
-    python ik_peer.py PROGRAM MODEL.gguf [--threads 2] [--prompt 512] [--gen 16] [--batch 1,8,32] [--depth 128] [--version TEXT] [--args "-rtr"]
+    python ik_peer.py PROGRAM MODEL.gguf [--threads 2] [--prompt 512] [--gen 16] [--batch 1,8,32] [--depth 128] [--name llama.cpp] [--version TEXT] [--args "-rtr"]
         one JSON object as llama_peer.py prints it: prefill t/s (`pp512`) and decode t/s of several batch sizes (`B1`, `B8`, ...)
 
-`PROGRAM` is the llama-batched-bench of a build of ik_llama.cpp for this machine. One token of the vocabulary over and over (the program's own
+`PROGRAM` is the llama-batched-bench of a build for this machine. One token of the vocabulary over and over (the program's own
 choice), KV in f16, flash attention on, its own defaults otherwise; `--args` adds options, such as `-rtr`, which packs weights anew at the start.
 """
 
@@ -47,10 +47,11 @@ def main():
     ap.add_argument("--gen", type=int, default=16)
     ap.add_argument("--batch", default="1,8,32")
     ap.add_argument("--depth", type=int, default=128)
+    ap.add_argument("--name", default="ik_llama.cpp")
     ap.add_argument("--version", default="unknown", help="of the build, such as a commit; the program does not know it")
     ap.add_argument("--args", default="", help="further options of the program")
     a = ap.parse_args()
-    out = {"threads": a.threads, "version": f"ik_llama.cpp {a.version} {a.args}".strip()}
+    out = {"threads": a.threads, "version": f"{a.name} {a.version} {a.args}".strip()}
     out[f"pp{a.prompt}"] = run(a, a.prompt, 1, [1])[a.prompt, 1][0]
     sizes = [int(b) for b in a.batch.split(",")]
     for (_, n), (prefill, decode) in sorted(run(a, a.depth, a.gen, sizes).items()):

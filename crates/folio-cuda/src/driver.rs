@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use folio_model::backend::HostBuffer;
+
 use crate::gemm::Gemm;
 
 /// An address in device memory. Zero is no memory.
@@ -85,6 +87,11 @@ type Result<T> = std::result::Result<T, DriverError>;
 /// Copies between device memory and the host's beside the stream, from any thread. Each is over when it returns. Nothing orders them with the
 /// stream: who asks knows that no work under way touches what is copied.
 pub trait Copies: Send + Sync {
+    /// Zeroed memory of the host that is copied at the link's rate: page-locked, where the driver has such.
+    fn host_buffer(self: Arc<Self>, bytes: usize) -> Result<Arc<dyn HostBuffer>> {
+        Ok(Arc::new(vec![0; bytes]))
+    }
+
     fn download(&self, from: DevicePtr, to: &mut [u8]) -> Result<()>;
 
     fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<()>;

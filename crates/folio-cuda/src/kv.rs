@@ -16,9 +16,9 @@
 //! Codes are those of `kv_format::encode`, a byte each; of int4, byte `i` holds dim `2 * i` in its low nibble and `2 * i + 1` in the
 //! high one. Tokens of a block are a multiple of 8, so every part begins at a multiple of 16 bytes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
-use folio_model::backend::{BlockMemory, KvFormat, KvGroup};
+use folio_model::backend::{BlockMemory, HostBuffer, KvFormat, KvGroup};
 use folio_model::program::AttentionSpec;
 
 use crate::driver::{Arg, Copies, DevicePtr, Driver, DriverError, Launch};
@@ -65,6 +65,17 @@ impl DeviceBlocks {
 
 /// A device whose copies fail can do nothing any more: whoever copies panics, and gives up what it was at.
 impl BlockMemory for DeviceBlocks {
+    fn host_buffer(&self, bytes: usize) -> Arc<dyn HostBuffer> {
+        let locked = self.copies.clone().host_buffer(bytes);
+        locked.unwrap_or_else(|error| {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                tracing::warn!("host memory cannot be page-locked, and is copied slowly: {error}")
+            });
+            Arc::new(vec![0; bytes])
+        })
+    }
+
     fn block_bytes(&self, group: usize) -> usize {
         self.pools[group].2 as usize
     }

@@ -300,12 +300,35 @@ pub enum BackendError {
     Device(String),
 }
 
+/// See [`BlockMemory::host_buffer`].
+pub trait HostBuffer: Send + Sync {
+    fn bytes(&self) -> &[u8];
+
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl HostBuffer for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
 /// The blocks of all pools as bytes, for threads beside the steps that carry them to a tier and back. What they mean is the backend's
 /// business ([`Backend::numerics`] tells who can read them).
 ///
 /// Nothing orders this with steps but the cache's holds: who reads a block has leased it, which no step writes; who writes one has it
 /// under a ticket, which no step touches, and begins when the last step that was planned before the ticket is over.
 pub trait BlockMemory: Send + Sync {
+    /// Memory of the host for so many bytes, zeroed, that nobody else has; which [`BlockMemory::read`] and [`BlockMemory::write`] copy at the best rate there is. It may
+    /// take longer to get than other memory: for who keeps it.
+    fn host_buffer(&self, bytes: usize) -> Arc<dyn HostBuffer> {
+        Arc::new(vec![0; bytes])
+    }
+
     /// Of one block of a group: all of its layers, in one piece.
     fn block_bytes(&self, group: usize) -> usize;
 

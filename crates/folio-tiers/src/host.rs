@@ -24,6 +24,7 @@ use folio_engine::{
     EventFeed, LoadOrder, Medium, Owner, Resident, StoreOrder, Taken, TierEvent, TierStats, short_name,
 };
 use folio_kv::{BlockHash, BlockHashes, Content, Retention, TenantId};
+use folio_model::backend::HostBuffer;
 use rustc_hash::FxHashMap;
 
 use crate::clock::{Forward, WallClock};
@@ -65,7 +66,7 @@ struct Block {
     priority: u8,
     /// 0: never.
     expires_s: u32,
-    bytes: Arc<Vec<u8>>,
+    bytes: Arc<dyn HostBuffer>,
     /// Of group 0, where somebody is told: the block before it, and its tokens.
     lineage: Option<(Option<BlockHash>, Box<[u32]>)>,
 }
@@ -99,7 +100,7 @@ impl HostStore {
     }
 
     /// Memory for a block, charged; that of others, if there must be, that were last wanted before `since`.
-    fn take(&self, length: usize, since: u64) -> Option<Arc<Vec<u8>>> {
+    fn take(&self, device: &Device, length: usize, since: u64) -> Option<Arc<dyn HostBuffer>> {
         let mut kept = self.fresh();
         let mut freed = None;
         while kept.bytes + length as u64 > self.bytes_max {
@@ -119,8 +120,8 @@ impl HostStore {
         kept.bytes += length as u64;
         drop(kept);
         // Somebody may still read it, or it may be of another group.
-        let freed = freed.filter(|bytes| bytes.len() == length && Arc::strong_count(bytes) == 1);
-        Some(freed.unwrap_or_else(|| Arc::new(vec![0; length])))
+        let freed = freed.filter(|bytes| bytes.bytes().len() == length && Arc::strong_count(bytes) == 1);
+        Some(freed.unwrap_or_else(|| device.memory.host_buffer(length)))
     }
 }
 
@@ -129,7 +130,7 @@ impl HostStore {
     fn remove(&self, kept: &mut Kept, key: &BlockKey) -> Option<Block> {
         let block = kept.blocks.remove(key)?;
         kept.unlist(key, &block);
-        kept.bytes -= block.bytes.len() as u64;
+        kept.bytes -= block.bytes.bytes().len() as u64;
         if let (Some(feed), Some(_)) = (self.feed.get(), &block.lineage) {
             feed.push(TierEvent::Removed { medium: Medium::Host, name: short_name(&key.hash) });
         }
@@ -159,9 +160,9 @@ impl Resident for HostStore {
 
 impl Kept {
     /// A block of this tenant and length.
-    fn get(&mut self, key: &BlockKey, tenant: TenantId, length: usize) -> Option<Arc<Vec<u8>>> {
+    fn get(&mut self, key: &BlockKey, tenant: TenantId, length: usize) -> Option<Arc<dyn HostBuffer>> {
         let block = self.blocks.get(key)?;
-        let wrong = [block.tenant != tenant, block.bytes.len() != length];
+        let wrong = [block.tenant != tenant, block.bytes.bytes().len() != length];
         if let Some(reason) = wrong.iter().position(|wrong| *wrong) {
             self.wrong[reason] += 1;
             return None;
@@ -242,7 +243,7 @@ impl Store for HostStore {
         for content in &order.contents {
             let length = device.block_bytes(content.group);
             let Some(bytes) = self.fresh().get(&content.into(), order.root.tenant, length) else { break };
-            device.memory.write(content.group as usize, content.block.0, &bytes);
+            device.memory.write(content.group as usize, content.block.0, bytes.bytes());
             done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: done.left - 1 };
         }
         self.lock().touch(&order.contents[..done.blocks]);
@@ -278,9 +279,9 @@ impl Store for HostStore {
                 continue;
             }
             drop(kept);
-            let copied = self.take(length, since).and_then(|mut bytes| {
+            let copied = self.take(device, length, since).and_then(|mut bytes| {
                 let into = Arc::get_mut(&mut bytes).expect("nobody else has it");
-                device.memory.read(content.group as usize, content.block.0, into);
+                device.memory.read(content.group as usize, content.block.0, into.bytes_mut());
                 // Asked behind the copy: only then is it what was leased.
                 let held = holds();
                 let mut kept = self.lock();

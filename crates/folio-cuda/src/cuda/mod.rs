@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
+use folio_model::backend::HostBuffer;
 
 use crate::cubins::Cubins;
 use crate::driver::{
@@ -152,48 +153,96 @@ impl CudaDriver {
     }
 }
 
-/// A stream of its own in the device's context, which it keeps alive.
-struct SideStream {
+/// Streams of their own in the device's context, which they keep alive.
+struct SideStreams {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    stream: sys::CUstream,
+    /// To the host, and from it: the link carries both at once.
+    streams: [sys::CUstream; 2],
 }
 
 // SAFETY: the handles belong to the context, not to a thread; each call makes that current first, and libcuda takes calls to one stream
 // from several threads.
-unsafe impl Send for SideStream {}
+unsafe impl Send for SideStreams {}
 // SAFETY: as above.
-unsafe impl Sync for SideStream {}
+unsafe impl Sync for SideStreams {}
 
-impl SideStream {
+impl SideStreams {
     fn open(device: sys::CUdevice) -> Result<Self> {
-        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut context = std::ptr::null_mut();
         call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
         call!(cuCtxSetCurrent(context))?;
-        call!(cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
-        Ok(Self { device, context, stream })
+        let mut streams = [std::ptr::null_mut(); 2];
+        for stream in &mut streams {
+            call!(cuStreamCreate(stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
+        }
+        Ok(Self { device, context, streams })
     }
 }
 
-impl Copies for SideStream {
+impl Copies for SideStreams {
+    fn host_buffer(self: Arc<Self>, bytes: usize) -> Result<Arc<dyn HostBuffer>> {
+        call!(cuCtxSetCurrent(self.context))?;
+        let mut at = std::ptr::null_mut();
+        call!(cuMemHostAlloc(&mut at, bytes.max(1), sys::CU_MEMHOSTALLOC_PORTABLE))?;
+        let at: *mut u8 = at.cast();
+        // SAFETY: so many bytes were allocated.
+        unsafe { at.write_bytes(0, bytes) };
+        Ok(Arc::new(LockedBuffer { at, length: bytes, of: self }))
+    }
+
     fn download(&self, from: DevicePtr, to: &mut [u8]) -> Result<()> {
         call!(cuCtxSetCurrent(self.context))?;
-        call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream))?;
-        call!(cuStreamSynchronize(self.stream))
+        call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.streams[0]))?;
+        call!(cuStreamSynchronize(self.streams[0]))
     }
 
     fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<()> {
         call!(cuCtxSetCurrent(self.context))?;
-        call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), self.stream))?;
-        call!(cuStreamSynchronize(self.stream))
+        call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), self.streams[1]))?;
+        call!(cuStreamSynchronize(self.streams[1]))
     }
 }
 
-impl Drop for SideStream {
+/// Page-locked memory of the host.
+struct LockedBuffer {
+    at: *mut u8,
+    length: usize,
+    of: Arc<SideStreams>,
+}
+
+// SAFETY: memory that belongs to whoever has this, as with a vector.
+unsafe impl Send for LockedBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for LockedBuffer {}
+
+impl HostBuffer for LockedBuffer {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes were allocated and written, and nobody else has them.
+        unsafe { std::slice::from_raw_parts(self.at, self.length) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.length) }
+    }
+}
+
+impl Drop for LockedBuffer {
+    fn drop(&mut self) {
+        // What cannot be given back now goes with the process.
+        let _ = call!(cuCtxSetCurrent(self.of.context));
+        let _ = call!(cuMemFreeHost(self.at.cast()));
+    }
+}
+
+impl Drop for SideStreams {
     fn drop(&mut self) {
         // What cannot be given back now goes with the process.
         let _ = call!(cuCtxSetCurrent(self.context));
-        let _ = call!(cuStreamDestroy_v2(self.stream));
+        for stream in self.streams {
+            let _ = call!(cuStreamDestroy_v2(stream));
+        }
         let _ = call!(cuDevicePrimaryCtxRelease_v2(self.device));
     }
 }
@@ -373,7 +422,7 @@ impl Driver for CudaDriver {
     }
 
     fn copies(&mut self) -> Result<Arc<dyn Copies>> {
-        Ok(Arc::new(SideStream::open(self.device)?))
+        Ok(Arc::new(SideStreams::open(self.device)?))
     }
 
     fn synchronize(&mut self) -> Result<()> {
