@@ -316,14 +316,16 @@ impl ModelExecutor {
 
     /// Gets the answers of all steps under way, so that another can be computed here and now.
     fn drain(&mut self) {
-        for at in 0..self.begun.len() {
-            if let Some(rows) = self.begun[at].rows.take() {
-                let Begun { step, here, output, .. } = &mut self.begun[at];
-                let (step, mut here, mut samples) =
-                    (*step, std::mem::take(here), std::mem::take(&mut output.samples));
-                self.begun[at].failed = self.take_answers(step, rows, &mut here, &mut samples).err();
-                (self.begun[at].here, self.begun[at].output.samples) = (here, samples);
-            }
+        let mut begun = std::mem::take(&mut self.begun);
+        begun.iter_mut().for_each(|begun| self.complete(begun));
+        self.begun = begun;
+    }
+
+    /// A step gets its answers, where the backend still has them.
+    fn complete(&mut self, begun: &mut Begun) {
+        if let Some(rows) = begun.rows.take() {
+            let answered = self.take_answers(begun.step, rows, &mut begun.here, &mut begun.output.samples);
+            begun.failed = answered.err();
         }
     }
 
@@ -630,23 +632,17 @@ impl Executor for ModelExecutor {
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        let Some(begun) = self.begun.pop_front() else {
+        let Some(mut begun) = self.begun.pop_front() else {
             return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
         };
-        let Begun { step, rows, mut here, output, failed } = begun;
+        self.complete(&mut begun);
+        let Begun { step, mut here, output, failed, .. } = begun;
         self.spare.push(std::mem::replace(&mut self.output, output));
         self.output.step = step;
-        let mut samples = std::mem::take(&mut self.output.samples);
-        let answered = match (failed, rows) {
-            (Some(error), _) => Err(error),
-            (None, Some(rows)) => self.take_answers(step, rows, &mut here, &mut samples),
-            (None, None) => Ok(()),
-        };
-        self.output.samples = samples;
         if here.capacity() > 0 {
             here.clear();
             self.spare_here.push(here);
         }
-        answered.map(|()| &self.output)
+        failed.map_or(Ok(&self.output), Err)
     }
 }

@@ -99,12 +99,12 @@ pub(crate) struct Shared {
     pub next_id: AtomicU64,
 }
 
-struct Owner {
+struct EngineOwner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Drop for Owner {
+impl Drop for EngineOwner {
     /// The last handle is gone: nobody can talk to the engine any more.
     fn drop(&mut self) {
         self.shared.mailbox.advance(Phase::Stopping);
@@ -113,11 +113,11 @@ impl Drop for Owner {
 
 /// Talks to a running engine.
 #[derive(Clone)]
-pub struct EngineHandle(Arc<Owner>);
+pub struct EngineHandle(Arc<EngineOwner>);
 
 impl EngineHandle {
     pub(crate) fn new(shared: Arc<Shared>, thread: JoinHandle<()>) -> Self {
-        Self(Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }))
+        Self(Arc::new(EngineOwner { shared, thread: Mutex::new(Some(thread)) }))
     }
 
     /// A fresh id for [`Request::id`].

@@ -86,9 +86,8 @@ impl KvCache {
         while found == RUN {
             found = self.nodes.find_run(&mut chain, &mut run);
             for &node in &run[..found] {
-                let Some(block) = self.place(0, node) else { return best };
                 (at.blocks, at.end, at.last) = (at.blocks + 1, at.end + size, Some(node));
-                at.idle += u32::from(self.slot(0, block).refs == 0);
+                at.idle += u32::from(self.slot(0, self.block_of(node)).refs == 0);
                 best.chain = at.blocks;
                 let (covered, but_states) = self.covered(&mut runs, node, at.end);
                 if covered {
@@ -180,10 +179,10 @@ impl KvCache {
         let (mut node, mut idle) = (prefix.last, 0);
         for (index, place) in blocks.iter_mut().enumerate().rev() {
             node = node.or_else(|| self.nodes.find(hashes.get(prefix.declared, index as u32)?));
-            let block = node.and_then(|node| self.place(0, node));
-            *place = block.expect("what was found is there while the version is the same");
+            let it = node.expect("what was found is there while the version is the same");
+            *place = self.block_of(it);
             idle += u32::from(self.slot(0, *place).refs == 0);
-            node = node.and_then(|node| self.nodes.parent_node(node));
+            node = self.nodes.parent_node(it);
         }
         idle
     }
@@ -211,8 +210,7 @@ impl KvCache {
             return None;
         }
         for child in self.nodes.children(parent).take(CHILDREN_SCANNED) {
-            let Some(block) = self.place(0, child) else { continue };
-            let tokens = self.tokens_of(block);
+            let tokens = self.tokens_of(self.block_of(child));
             let shared = tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
             if shared > length && self.divides(child, start + shared as u32, start + tokens.len() as u32) {
                 (best, length) = (Some(child), shared);
@@ -437,13 +435,13 @@ impl KvCache {
         let parent = self.nodes.parent(node);
         loop {
             let tokens = self.tokens_of(block);
-            let tail = self.nodes.children(parent).take(CHILDREN_SCANNED).find_map(|child| {
-                let tail =
-                    self.place(0, child).filter(|_| child != node && self.nodes.node(child).is_tail)?;
-                tokens.starts_with(self.tokens_of(tail)).then_some(tail)
-            });
+            let says_nothing = |child: &u32| {
+                let is_tail = *child != node && self.nodes.node(*child).is_tail;
+                is_tail && tokens.starts_with(self.tokens_of(self.block_of(*child)))
+            };
+            let tail = self.nodes.children(parent).take(CHILDREN_SCANNED).find(says_nothing);
             let Some(tail) = tail else { return };
-            self.free_block(tail);
+            self.free_block(self.block_of(tail));
             self.stats.superseded_tails += 1;
         }
     }
@@ -478,24 +476,18 @@ impl KvCache {
         fork
     }
 
-    /// Blocks that only this table holds, and no pin and no transfer: what releasing it would make available. In groups that are not
-    /// read as a whole O(blocks held).
+    /// Blocks that only this table holds, and no pin and no transfer: what releasing it would make available. Of group 0 O(log blocks): whoever
+    /// holds or pins a block holds or pins all before it, so they are the last ones (what an operator declared is nobody's own: a pin ends
+    /// before it). In groups that are not read as a whole O(blocks held).
     pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
+        let own = &table.lists[0][table.declared_blocks() as usize..table.own_blocks(0) as usize];
         self.each_group(|group| match group {
-            0 => table.own_blocks(0) - self.first_exclusive(table),
+            0 => (own.len() - own.partition_point(|block| self.slot(0, *block).refs > 1)) as u32,
             _ => {
                 let held = table.held(group).iter().filter(|block| **block != HOLE);
                 held.filter(|block| self.slot(group, **block).refs == 1).count() as u32
             }
         })
-    }
-
-    /// The first block of group 0 that only this table holds, and no pin. O(log blocks): whoever holds or pins a block holds
-    /// or pins all before it, so they are the last ones. (What an operator declared is nobody's own: a pin ends before it.)
-    pub(crate) fn first_exclusive(&self, table: &BlockTable) -> u32 {
-        let declared = table.declared_blocks();
-        let own = &table.lists[0][declared as usize..table.own_blocks(0) as usize];
-        declared + own.partition_point(|block| self.slot(0, *block).refs > 1) as u32
     }
 
     /// Drops the table's references, tail first, and returns what identifies its content. That stays until its blocks are taken
@@ -583,7 +575,7 @@ impl KvCache {
             return self.touch(sibling);
         }
         self.set_filled(0, block, tokens.len() as u32);
-        let tail = self.nodes.insert(parent, table.hashes.root().tenant, None);
+        let tail = self.nodes.insert(parent, table.hashes.root().tenant, None, block.0);
         self.publish_block(block, tail, tokens);
         self.inherit(block, parent);
         self.publish_partial_places(table, index);
@@ -611,15 +603,14 @@ impl KvCache {
     /// A tail is kept as what it continues: it would only be in the way of its parent's eviction, or outlived by it.
     fn inherit(&mut self, tail: BlockId, parent: Parent) {
         let Parent::Node(parent) = parent else { return };
-        let retention = self.place(0, parent).and_then(|parent| self.policy.retention(parent.0));
-        if let Some(retention) = retention {
+        if let Some(retention) = self.policy.retention(self.block_of(parent).0) {
             self.policy.retain(tail.0, Some(retention), &self.meta(tail));
         }
     }
 
     /// Tells the policy that a cached node was just used. Its ancestors are in use now, so they stay younger.
     fn refresh(&mut self, node: u32) {
-        let Some(block) = self.place(0, node) else { return };
+        let block = self.block_of(node);
         if self.slot(0, block).refs == 0 {
             let meta = self.meta(block);
             self.policy.on_use(block, &meta);
@@ -638,9 +629,12 @@ impl KvCache {
     pub fn clear(&mut self, tenant: Option<TenantId>) {
         for block in 0..self.config.blocks {
             let mut next = Some(BlockId(block));
-            while let Some(block) = next.filter(|block| self.is_clearable(*block, tenant)) {
-                let node = self.node_of(block);
-                next = self.nodes.parent_node(node).and_then(|parent| self.place(0, parent));
+            while let Some(block) = next.filter(|block| self.is_cached_leaf(block.0)) {
+                let (node, owner) = (self.node_of(block), self.slot(0, block).tenant);
+                if tenant.is_some_and(|tenant| tenant != owner) {
+                    break;
+                }
+                next = self.nodes.parent_node(node).map(|parent| self.block_of(parent));
                 self.free_block(block);
             }
         }
@@ -654,14 +648,6 @@ impl KvCache {
             }
         }
         self.record_cleared(tenant);
-    }
-
-    fn is_clearable(&self, block: BlockId, tenant: Option<TenantId>) -> bool {
-        let slot = self.slot(0, block);
-        let loose = !self.groups[0].pool.is_free(block.0)
-            && slot.is_cached()
-            && self.nodes.node(self.node_of(block)).children == 0;
-        loose && tenant.is_none_or(|tenant| tenant == slot.tenant)
     }
 
     /// Leading blocks of a chain that are on the device.

@@ -43,7 +43,7 @@ use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
 use crate::stats::{CacheStats, TenantStats};
 use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, BlockHash, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
+use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
 /// Content, the pools it resides in, and the account of both. See the module documentation for what it asks of the executor, and
 /// `group` for how groups hang together.
@@ -219,10 +219,10 @@ impl KvCache {
         }
         let tenant = table.hashes.root().tenant;
         let available = self.available_to(tenant);
-        if !needed.fits(available) {
-            return Err(OutOfBlocks { needed, available });
-        }
         let refused = OutOfBlocks { needed, available };
+        if !needed.fits(available) {
+            return Err(refused);
+        }
         for group in 0..self.groups.len() {
             if let Some(tail) = self.shared_tail(table, group, tokens) {
                 self.replace_tail(table, group, tail, copies).ok_or(refused)?;
@@ -378,32 +378,21 @@ impl KvCache {
         debug_assert!(index as u32 >= table.declared_blocks(), "what is shared is its owner's to write");
         let own = table.lists[0][index];
         let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
-        let node = match self.nodes.find(&hash) {
-            None => self.insert(table, index, hash),
-            Some(node) => match self.place(0, node) {
-                None => node,
-                Some(duplicate) => {
-                    self.reference(0, duplicate);
-                    self.unreference(0, own);
-                    table.set(0, index, duplicate);
-                    self.stats.dedups += 1;
-                    return;
-                }
-            },
-        };
-        self.publish_block(own, node, tokens);
-        self.stats.published_blocks += 1;
-    }
-
-    /// A node of the table's block `index` of group 0.
-    fn insert(&mut self, table: &BlockTable, index: usize, hash: BlockHash) -> u32 {
+        if let Some(duplicate) = self.find_block(&hash) {
+            self.reference(0, duplicate);
+            self.unreference(0, own);
+            table.set(0, index, duplicate);
+            self.stats.dedups += 1;
+            return;
+        }
         let parent = self.parent(table, index);
-        let node = self.nodes.insert(parent, table.hashes.root().tenant, Some(hash));
+        let node = self.nodes.insert(parent, table.hashes.root().tenant, Some(hash), own.0);
         if let (Parent::Root(root), Some(before)) = (parent, index.checked_sub(1)) {
             let before = self.nodes.node(self.node_of(table.lists[0][before])).hash;
             self.nodes.set_behind(&root, before);
         }
-        node
+        self.publish_block(own, node, tokens);
+        self.stats.published_blocks += 1;
     }
 
     /// Blocks of the other groups that are full now become the places of the nodes that they end with, or give way to those

@@ -206,7 +206,7 @@ impl KvCache {
         let mut lineage = Lineage::default();
         for content in contents {
             let first = (content.group == 0).then_some(content.block);
-            let ends_with = || self.place(0, self.nodes.find(&content.hash)?);
+            let ends_with = || self.find_block(&content.hash);
             if let Some(block) = first {
                 lineage.parents.push(self.parent_hash(self.node_of(block)));
                 lineage.tokens.extend_from_slice(self.tokens_of(block));

@@ -14,6 +14,10 @@ pub const HOLE: BlockId = BlockId(u32::MAX);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub u32);
 
+/// A tier off the device, by its place in their order: 0 is the nearest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierId(pub u8);
+
 /// Identity of a full block: a keyed 256-bit hash chained over everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub [u8; 32]);
@@ -228,7 +232,3 @@ mod tests {
         assert!(printed.contains("TenantId(8)"), "{printed}");
     }
 }
-
-/// A tier off the device, by its place in their order: 0 is the nearest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TierId(pub u8);

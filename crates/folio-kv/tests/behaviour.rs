@@ -410,7 +410,7 @@ impl EvictionPolicy for Faulty {
     fn on_remove(&mut self, _block: BlockId, _meta: &BlockMeta) {
         self.freed -= 1;
     }
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         self.calls += 1;
         [Some(BlockId(0)), Some(BlockId(u32::MAX)), None][self.calls as usize % 3]
     }
@@ -475,8 +475,8 @@ impl EvictionPolicy for Recorder {
         self.note("remove", block, meta);
         self.lru.on_remove(block, meta);
     }
-    fn victim(&mut self, taker: TenantId) -> Option<BlockId> {
-        self.lru.victim(taker)
+    fn victim(&mut self) -> Option<BlockId> {
+        self.lru.victim()
     }
     fn evictable(&self) -> u32 {
         self.lru.evictable()

@@ -83,7 +83,7 @@ impl Scheduler {
         let right = |draft: u32| match *forced {
             true if draft == last => FORCED_LAST,
             true => FORCED,
-            false => f64::from(acceptance.probability),
+            false => f64::from(acceptance.outcomes.probability),
         };
         let drafting = self.step.drafting || known.is_empty();
         // Until steps have a price they cost nothing: the first drafts are the measurement.
@@ -104,7 +104,7 @@ impl Scheduler {
     fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
         let record = self.drafter_records.of(tenant);
-        let right = f64::from(record.probability);
+        let right = f64::from(record.outcomes.probability);
         let pays =
             |plain| best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0;
         let known = self.costs.step_us(rows, false).filter(|_| self.costs.knows_drafting());

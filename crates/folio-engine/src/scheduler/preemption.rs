@@ -77,10 +77,8 @@ impl Scheduler {
     pub(super) fn coming(&self, cache: &KvCache) -> GroupCounts {
         let mut coming = self.leaving();
         if self.preempting > 0 {
-            let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
-            victims
-                .filter(|running| running.preempted)
-                .for_each(|running| coming += cache.exclusive_blocks(&running.table));
+            let victims = self.all_running().filter(|running| running.preempted);
+            victims.for_each(|running| coming += cache.exclusive_blocks(&running.table));
         }
         coming
     }
@@ -190,8 +188,7 @@ impl Scheduler {
             sequence.rank.arrival = 0;
         }
         sequence.state = State::Waiting(Waiting { at_stake, ..Waiting::new(wait.reason, wait.since) });
-        let (tenant, rank) = (sequence.tenant, sequence.rank);
-        self.waiting.insert(tenant, rank, slot, wait.reason);
+        self.waiting.insert(sequence, slot, wait.reason);
     }
 
     /// Releases what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
