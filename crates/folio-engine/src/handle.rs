@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::Clock;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
-use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
+use crate::mailbox::{Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
 use crate::tier::{self, Tier, TierStats};
@@ -166,10 +166,7 @@ impl EngineHandle {
         let id = request.id;
         let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
-        let mailbox = shared.mailbox.clone();
-        Ok(CancelFlag::with_route(Box::new(move |choice| {
-            mailbox.cancel(CancelRequest { request: id, choice })
-        })))
+        Ok(CancelFlag::new(shared.mailbox.clone(), id))
     }
 
     /// Whether [`EngineHandle::hashes`] may wait for a tier.

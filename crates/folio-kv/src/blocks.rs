@@ -185,11 +185,7 @@ impl KvCache {
                 } else {
                     self.groups[0].shared += 1;
                 }
-                let node = self.node_of(block);
-                let it = self.nodes.node_mut(node);
-                it.hits = it.hits.saturating_add(1);
-                meta.hits = it.hits.into();
-                self.nodes.touch(node);
+                meta.hits = self.count_hit(block).into();
                 self.policy.on_hit(block, &meta);
             }
             self.use_cached(of, used);
@@ -250,11 +246,17 @@ impl KvCache {
 
     /// A lookup found the block of group 0.
     pub(crate) fn hit(&mut self, block: BlockId) {
+        self.count_hit(block);
+        self.policy.on_hit(block, &self.meta(block));
+    }
+
+    /// Of its node, which is the newest of its siblings from now on. Returns how many there were.
+    fn count_hit(&mut self, block: BlockId) -> u8 {
         let node = self.node_of(block);
+        self.nodes.touch(node);
         let it = self.nodes.node_mut(node);
         it.hits = it.hits.saturating_add(1);
-        self.nodes.touch(node);
-        self.policy.on_hit(block, &self.meta(block));
+        it.hits
     }
 
     /// What other groups hold of the node was used, too.

@@ -41,8 +41,8 @@ use crate::nodes::{Nodes, Parent};
 use crate::policy::{EvictionPolicy, NONE, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
-use crate::stats::{CacheStats, TenantStats};
-use crate::table::{BlockTable, Lists, Query};
+use crate::stats::{CacheStats, QueryStats, TenantStats};
+use crate::table::{BlockTable, Lists};
 use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
 /// Content, the pools it resides in, and the account of both. See the module documentation for what it asks of the executor, and
@@ -60,10 +60,8 @@ pub struct KvCache {
     pub(crate) tokens: Vec<u32>,
     pub(crate) policy: Retaining,
     pub(crate) prefixes: Prefixes,
-    /// Counters that are nobody's; the rest is put together when it is asked for.
+    /// Counters; the rest is put together when it is asked for.
     pub(crate) stats: CacheStats,
-    /// What is counted for tenants, summed.
-    pub(crate) totals: TenantStats,
     pub(crate) tenants: FxHashMap<TenantId, Tenant>,
     /// Counters of tenants that were forgotten, summed.
     pub(crate) retired: TenantStats,
@@ -122,7 +120,6 @@ impl KvCache {
             policy: Retaining::new(policy, config.blocks),
             prefixes: Prefixes::new(PinLimits { pool: config.blocks / 4, tenant: config.blocks / 4 }),
             stats: CacheStats::default(),
-            totals: TenantStats::default(),
             tenants: FxHashMap::default(),
             retired: TenantStats::default(),
             retire_at: TENANTS_LEAST,
@@ -315,7 +312,7 @@ impl KvCache {
         let ended = table.transfers.iter().take_while(|(ticket, _)| arrived > computed && ticket.is_none());
         drop(table.transfers.drain(..ended.count()));
         table.confirmed = arrived;
-        table.query = Query::default();
+        table.query = QueryStats::default();
         if arrived == before {
             return Ok(());
         }

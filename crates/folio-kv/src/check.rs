@@ -7,7 +7,6 @@ use crate::cache::KvCache;
 use crate::events::EventBatch;
 use crate::nodes::Parent;
 use crate::policy::NONE;
-use crate::stats::TenantStats;
 use crate::table::BlockTable;
 use crate::types::{BlockId, HOLE, Layout, TenantId};
 
@@ -316,7 +315,7 @@ impl KvCache {
         let cached = self.groups[0].stats.cached_blocks;
         count("evictable blocks", self.policy.evictable().into(), cached.into())?;
         let pinned: FxHashSet<_> = self.prefixes.pinned().map(|(_, hash)| *hash).collect();
-        count("pinned blocks", self.totals.pinned_blocks.into(), pinned.len() as u64)
+        count("pinned blocks", self.stats.pinned_blocks.into(), pinned.len() as u64)
     }
 
     fn check_counts(&self) -> Result<(), Violation> {
@@ -351,17 +350,18 @@ impl KvCache {
             }
         }
         count("tenants that hold blocks and are not listed", 0, tenants.len() as u64)?;
-        let sum = |field: fn(&TenantStats) -> u64| {
-            let tenants: u64 = self.tenants.values().map(|tenant| field(&tenant.stats)).sum();
-            tenants + field(&self.retired)
-        };
-        let totals = &self.totals;
-        count("pinned blocks of all tenants", totals.pinned_blocks.into(), sum(|t| t.pinned_blocks.into()))?;
-        count("queries", totals.queries, sum(|t| t.queries))?;
-        count("query tokens", totals.query_tokens, sum(|t| t.query_tokens))?;
-        count("hit tokens", totals.hit_tokens, sum(|t| t.hit_tokens))?;
-        count("tail hit tokens", totals.tail_hit_tokens, sum(|t| t.tail_hit_tokens))?;
-        count("window miss tokens", totals.window_miss_tokens, sum(|t| t.window_miss_tokens))?;
-        count("evictions", self.groups[0].stats.evictions, sum(|t| t.evictions))
+        let mut sum = self.retired;
+        for tenant in self.tenants.values() {
+            sum.carry(&tenant.stats);
+            sum.pinned_blocks += tenant.stats.pinned_blocks;
+        }
+        let (all, of) = (&self.stats.queries, &sum.queries);
+        count("pinned blocks of all tenants", self.stats.pinned_blocks.into(), sum.pinned_blocks.into())?;
+        count("queries", all.count, of.count)?;
+        count("query tokens", all.tokens, of.tokens)?;
+        count("hit tokens", all.hit_tokens, of.hit_tokens)?;
+        count("tail hit tokens", all.tail_hit_tokens, of.tail_hit_tokens)?;
+        count("window miss tokens", all.window_miss_tokens, of.window_miss_tokens)?;
+        count("evictions", self.groups[0].stats.evictions, sum.evictions)
     }
 }

@@ -474,14 +474,14 @@ impl KvCache {
             let (pinned_tokens, limit_tokens) = (u64::from(mine) * size, u64::from(limit) * size);
             return Err(KeepRefused::PinLimit { tokens, pinned_tokens, limit_tokens });
         }
-        if fresh + self.totals.pinned_blocks > limits.pool {
+        if fresh + self.stats.pinned_blocks > limits.pool {
             return Err(KeepRefused::PinsFull { tokens });
         }
         if idle > spare {
             return Err(KeepRefused::Busy);
         }
         blocks.iter().for_each(|block| self.reference(0, *block));
-        self.totals.pinned_blocks += fresh;
+        self.stats.pinned_blocks += fresh;
         self.tenants.entry(tenant).or_default().stats.pinned_blocks += fresh;
         Ok(())
     }
@@ -490,7 +490,7 @@ impl KvCache {
         let loose = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
         // The tail first, as a table gives its blocks back.
         blocks.iter().rev().for_each(|block| self.unreference(0, *block));
-        self.totals.pinned_blocks -= loose;
+        self.stats.pinned_blocks -= loose;
         self.tenants.entry(tenant).or_default().stats.pinned_blocks -= loose;
     }
 

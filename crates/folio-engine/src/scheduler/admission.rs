@@ -110,7 +110,7 @@ impl Scheduler {
         let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
         let found = Found { plan: self.step.plans, lookup };
         let sequence = &mut self.sequences[slot];
-        sequence.declared = lookup.declared_blocks > 0;
+        sequence.declared = lookup.is_declared;
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -265,25 +265,18 @@ impl Scheduler {
     }
 
     /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
-    pub(super) fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
+    pub(super) fn within_ceiling(&self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
         if !cache.has_quotas() {
             return true;
         }
         let tenant = self.sequences[slot].owner();
         let room = self.unreserved(cache, cache.available_to(tenant), None)[0];
-        let mut needed = demand.now[0];
-        for at in 0..self.running.len() {
-            let running = self.running[at].1;
-            if self.sequences[running].owner() == tenant {
-                // Counted once, whoever runs.
-                let later = if needed == demand.now[0] { demand.later[0] } else { 0 };
-                needed += later + self.growth(cache, running)[0];
-            }
-        }
-        if demand.reserve {
-            needed = needed.max(demand.now[0] + demand.later[0]);
-        }
-        needed <= room
+        let (now, later) = (demand.now[0], demand.later[0]);
+        let its = self.running.iter().filter(|(_, running)| self.sequences[*running].owner() == tenant);
+        let mut growth = its.map(|(_, running)| self.growth(cache, *running)[0]).peekable();
+        // Its next tokens count where somebody else of its tenant runs, or where they are set aside.
+        let later = if demand.reserve || growth.peek().is_some() { later } else { 0 };
+        now + later + growth.sum::<u32>() <= room
     }
 
     /// Blocks that other tenants, who wait and hold less than their guarantee, will want before a tenant above its own.

@@ -30,7 +30,7 @@ use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Rank, Running, Slot, State, Wait, Waiting};
+use crate::sequence::{Rank, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// What came of asking for blocks.
@@ -200,32 +200,21 @@ impl Scheduler {
         self.prefetches.look = true;
         let sequence = &mut self.sequences[slot];
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
-        let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return };
-        let Running {
-            mut table,
-            scheduled,
-            granted,
-            reserved,
-            mut announced,
-            suspended,
-            preempted,
-            table_slot,
-            ..
-        } = running;
-        if scheduled > table.computed() {
-            table.set_overwritten();
+        let State::Running(mut running) = std::mem::replace(&mut sequence.state, state) else { return };
+        if running.scheduled > running.table.computed() {
+            running.table.set_overwritten();
         }
-        sequence.hashes = cache.release(table, &sequence.tokens);
-        self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.declared), &mut announced);
-        let owner = sequence.owner();
-        self.unreserve(owner, reserved);
-        self.waiting.changes(suspended.map(|wait| wait.reason), None);
-        self.preempting -= u32::from(preempted);
-        self.step.granted -= granted;
+        sequence.hashes = cache.release(running.table, &sequence.tokens);
+        let hashes = (&sequence.hashes, sequence.declared);
+        self.shared_prefixes.withdraw(slot, hashes, &mut running.announced);
+        self.reservations.change(sequence.owner(), running.reserved, None);
+        self.waiting.changes(running.suspended.map(|wait| wait.reason), None);
+        self.preempting -= u32::from(running.preempted);
+        self.step.granted -= running.granted;
         self.stop_running(slot);
-        self.table_slots.push(table_slot);
+        self.table_slots.push(running.table_slot);
         // What its last entry shares with it ends with it.
-        let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
+        let entry = self.step.entries.get_mut(running.table_slot as usize).and_then(Option::as_mut);
         if let Some(entry) = entry {
             entry.samples.clear();
             (entry.id, entry.adapter) = (crate::plan::SequenceId(u64::MAX), None);

@@ -137,14 +137,15 @@ impl Scheduler {
             self.emit_finished(id, choice, reason, None, None, timing);
             return;
         }
-        let member = state
-            .members
-            .iter()
-            .copied()
-            .find(|slot| self.sequences[*slot].choice.is_some_and(|own| own.index == choice));
-        if let Some(slot) = member {
+        if let Some(slot) = self.slot_of(id, choice) {
             self.finish(cache, slot, reason, None, None);
         }
+    }
+
+    /// The sequence of a choice whose prompt is computed.
+    pub(super) fn slot_of(&self, id: RequestId, choice: u32) -> Option<Slot> {
+        let is_it = |slot: &Slot| self.sequences[*slot].choice.is_some_and(|own| own.index == choice);
+        self.requests.get(&id)?.members.iter().copied().find(is_it)
     }
 
     pub(super) fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: impl Into<Arc<str>>) {

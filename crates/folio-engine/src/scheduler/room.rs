@@ -86,7 +86,7 @@ impl Reservations {
     }
 
     /// Replaces what one sequence of `owner` had set aside.
-    fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
+    pub fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
         let zero = GroupCounts::default();
         self.blocks = (self.blocks + after.unwrap_or(zero)).saturating_sub(before.unwrap_or(zero));
         if before.is_some() != after.is_some() {
@@ -172,11 +172,6 @@ impl Scheduler {
             running.reserved = Some(after);
         }
         self.reservations.change(owner, Some(before), Some(after));
-    }
-
-    /// Its reservation, if it has one, ends.
-    pub(super) fn unreserve(&mut self, owner: TenantId, reserved: Option<GroupCounts>) {
-        self.reservations.change(owner, reserved, None);
     }
 
     /// Blocks a sequence will still take until `positions`; none without a table.
