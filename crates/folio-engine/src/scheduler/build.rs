@@ -49,6 +49,8 @@ pub(super) struct BegunStep {
     pub planned: Vec<Planned>,
     pub computed: Computed,
     pub work: StepWork,
+    /// Tokens that were granted as decodes.
+    pub decodes: u32,
     pub planned_at: Micros,
 }
 
@@ -117,6 +119,7 @@ impl Scheduler {
             self.step.plan.sequences.push(entry);
             begun.planned.push(planned);
         }
+        begun.decodes = self.step.decodes;
         self.counters.steps_ahead += u64::from(!self.ring.begun.is_empty());
         self.ring.begun.push_back(begun);
     }

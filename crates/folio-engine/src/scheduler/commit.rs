@@ -35,7 +35,7 @@ impl Scheduler {
             Ok(output) => self.apply(cache, &begun, output),
             Err(error) => self.fail(cache, &begun, &error),
         }
-        self.last_step = (now, begun.work.rows() as u32, begun.work.decode_rows as u32);
+        self.last_step = (now, begun.work.rows() as u32, begun.decodes);
         self.ring.spare.push(begun.clear());
         self.work.begin((!self.under_way() && self.requests.is_empty()).then_some(Activity::Idle));
         &mut self.events
