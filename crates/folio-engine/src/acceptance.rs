@@ -5,35 +5,46 @@
 use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
 
-/// Of a sequence's drafts, the share that was what was chosen, as far as that can be expected again.
+/// Of drafts, the share that was what was chosen, as far as that can be expected again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Acceptance {
+pub(crate) struct DraftOutcomes {
     pub probability: f32,
-    /// Outcomes so far; no more than count for themselves.
-    outcomes: u8,
+    count: u8,
+}
+
+impl Default for DraftOutcomes {
+    fn default() -> Self {
+        Self { probability: 0.7, count: 0 }
+    }
+}
+
+impl DraftOutcomes {
+    /// `least`: what an outcome weighs at least against those before. The first few weigh more.
+    fn add(&mut self, right: bool, least: f32) {
+        let weight = least.max(1.0 / (3.0 + f32::from(self.count)));
+        self.count = self.count.saturating_add(1);
+        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
+    }
+}
+
+/// Of a sequence's drafts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Acceptance {
+    pub outcomes: DraftOutcomes,
     /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
     paused_until: u64,
     pauses: u8,
 }
 
-/// What an outcome weighs at least against those before, and before how many it weighs as one of so many.
+/// What an outcome weighs at least.
 const OUTCOME: f32 = 0.2;
-const OUTCOMES: u8 = 2;
 /// Steps of a pause at most, for each row of the step, so that as many are measured whatever the batch; and whatever it is.
 const PAUSE: u64 = 32;
 const PAUSE_MAX: u64 = 256;
 
-impl Default for Acceptance {
-    fn default() -> Self {
-        Self { probability: 0.7, outcomes: 0, paused_until: 0, pauses: 0 }
-    }
-}
-
 impl Acceptance {
     pub fn add(&mut self, right: bool) {
-        let weight = OUTCOME.max(1.0 / f32::from(3 + self.outcomes));
-        self.outcomes = (self.outcomes + 1).min(OUTCOMES);
-        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
+        self.outcomes.add(right, OUTCOME);
     }
 
     pub fn is_paused(&self, step: u64) -> bool {
@@ -57,33 +68,23 @@ impl Acceptance {
 }
 
 /// What became lately of the drafts of a model, for all sequences of one tenant.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DrafterRecord {
-    pub probability: f32,
-    /// So far; no more than count for themselves.
-    outcomes: u8,
+    pub outcomes: DraftOutcomes,
     /// Sequences in a row that it was not to read.
     passed_over: u32,
 }
 
-/// What an outcome weighs at least against those before.
+/// What an outcome weighs at least.
 const RECENT: f32 = 0.05;
 /// Of so many sequences that would not be worth it one is read, to find out whether that has changed.
 const PASSED_OVER: u32 = 16;
 /// Tenants of which something is known.
 const TENANTS: usize = 1024;
 
-impl Default for DrafterRecord {
-    fn default() -> Self {
-        Self { probability: Acceptance::default().probability, outcomes: 0, passed_over: 0 }
-    }
-}
-
 impl DrafterRecord {
     pub fn add(&mut self, right: bool) {
-        let weight = RECENT.max(1.0 / f32::from(3 + self.outcomes));
-        self.outcomes = (self.outcomes + 1).min((1.0 / RECENT) as u8);
-        self.probability += weight * (f32::from(u8::from(right)) - self.probability);
+        self.outcomes.add(right, RECENT);
     }
 
     /// Whether the model reads a sequence that begins; `worth`: drafts that are right as often as lately would pay.
@@ -117,17 +118,20 @@ mod tests {
         assert_eq!(read, [16, 32]);
         assert!(record.reads(true) && !record.reads(false));
         (0..6).for_each(|_| record.add(false));
-        assert!((0.1..0.2).contains(&record.probability), "the first outcomes weigh more");
+        assert!((0.1..0.2).contains(&record.outcomes.probability), "the first outcomes weigh more");
         (0..60).for_each(|_| record.add(false));
-        assert!(record.probability < 0.05);
+        assert!(record.outcomes.probability < 0.05);
     }
 
     #[test]
     fn tenants_are_known_apart_and_no_more_than_so_many() {
         let mut records = DrafterRecords::default();
         (0..60).for_each(|_| records.of(TenantId(1)).add(false));
-        assert!(records.of(TenantId(1)).probability < 0.05);
-        assert_eq!(records.of(TenantId(2)).probability, DrafterRecord::default().probability);
+        assert!(records.of(TenantId(1)).outcomes.probability < 0.05);
+        assert_eq!(
+            records.of(TenantId(2)).outcomes.probability,
+            DrafterRecord::default().outcomes.probability
+        );
         for tenant in 0..3 * TENANTS as u32 {
             records.of(TenantId(tenant));
             assert!(records.0.len() <= TENANTS);
@@ -171,10 +175,10 @@ mod tests {
     fn the_first_outcomes_weigh_more() {
         let mut acceptance = Acceptance::default();
         acceptance.add(false);
-        assert!((acceptance.probability - 0.467).abs() < 0.001);
+        assert!((acceptance.outcomes.probability - 0.467).abs() < 0.001);
         (0..20).for_each(|_| acceptance.add(true));
-        let before = acceptance.probability;
+        let before = acceptance.outcomes.probability;
         acceptance.add(false);
-        assert!((acceptance.probability - 0.8 * before).abs() < 0.001);
+        assert!((acceptance.outcomes.probability - 0.8 * before).abs() < 0.001);
     }
 }

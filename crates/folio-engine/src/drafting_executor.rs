@@ -108,7 +108,12 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
                         _ => 0,
                     };
                     self.drafts[(sequence.drafter.first_place + proposed) as usize] = draft;
-                    go_on(entry, draft, sequence, proposed as usize + 1, self.temperature);
+                    // The next pass computes it, and draws the one behind it.
+                    entry.tokens.clear();
+                    entry.tokens.push(draft);
+                    let before = entry.samples.pop();
+                    let at = proposed as usize + 1;
+                    entry.samples.extend(sample(0, sequence, at, before, self.temperature));
                     entry.features = self.features.wanted(sequence.drafter.drafts, proposed + 1);
                 }
             }
@@ -268,12 +273,4 @@ fn sample(
     let SampleSpec { seed, position, forbid_stop, .. } = *spec;
     let spec = SampleSpec { params, seed, position, history, forbid_stop, guide };
     Some(SamplePlan { row, want: Want::Token(spec) })
-}
-
-/// The next pass computes the draft, and draws the one behind it, for sample `at` of the sequence.
-fn go_on(entry: &mut SequencePlan, draft: u32, sequence: &SequencePlan, at: usize, share: f32) {
-    entry.tokens.clear();
-    entry.tokens.push(draft);
-    let before = entry.samples.pop();
-    entry.samples.extend(sample(0, sequence, at, before, share));
 }

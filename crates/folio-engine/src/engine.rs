@@ -223,19 +223,20 @@ impl Engine {
         if let Some(reason) = self.executor.broken.clone().or_else(hopeless)
             && !self.publisher.is_unhealthy()
         {
-            self.declare_unhealthy(reason);
+            self.declare_unhealthy(&reason);
+            self.end_all(&reason);
         }
         self.mailbox.report(self.scheduler.queued());
         self.publisher.step(&self.scheduler, &mut self.cache, step_began, self.executor.clock.now());
     }
 
-    fn declare_unhealthy(&mut self, reason: Arc<str>) {
+    /// Nothing is accepted any more; what was posted before is taken.
+    fn declare_unhealthy(&mut self, reason: &Arc<str>) {
         tracing::error!(%reason, "the engine cannot go on");
         self.mailbox.set_unhealthy(reason.clone());
         self.publisher.unhealthy(reason.clone());
         self.mailbox.receive(&mut self.incoming, Patience::None);
         self.outbox.open(&mut self.incoming);
-        self.end_all(&reason);
     }
 
     fn end_all(&mut self, reason: &str) {
@@ -252,11 +253,7 @@ impl Engine {
     fn live(&mut self) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run())) {
             let reason: Arc<str> = format!("the engine panicked: {}", message(&*panic)).into();
-            tracing::error!(%reason, "the engine cannot go on");
-            self.mailbox.set_unhealthy(reason.clone());
-            self.publisher.unhealthy(reason.clone());
-            self.mailbox.receive(&mut self.incoming, Patience::None);
-            self.outbox.open(&mut self.incoming);
+            self.declare_unhealthy(&reason);
             self.outbox.fail_all(&reason, self.executor.clock.now());
         }
         self.executor.events.iter().for_each(|feed| feed.close());

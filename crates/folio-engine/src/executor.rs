@@ -292,17 +292,6 @@ impl ModelExecutor {
         answered
     }
 
-    /// Begins the batch on a backend that answers all of it and needs the plan no more. `None`: this is no such batch.
-    fn leave_to_backend(&mut self, plan: &StepPlan) -> Result<Option<usize>, ExecutorError> {
-        let answered = self.batch.hidden_rows.is_empty() && self.batch.feature_rows.is_empty();
-        let Some(most) = self.samples().filter(|_| answered) else { return Ok(None) };
-        if !ask(plan, &self.served, most, &mut self.asked) {
-            return Ok(None);
-        }
-        self.begin_asked(plan)?;
-        Ok(Some(self.asked.len()))
-    }
-
     /// Begins the batch on a backend that samples, and keeps what is chosen here.
     fn begin_asked(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         self.here.clear();
@@ -316,14 +305,16 @@ impl ModelExecutor {
 
     /// Gets the answers of all steps under way, so that another can be computed here and now.
     fn drain(&mut self) {
-        for at in 0..self.begun.len() {
-            if let Some(rows) = self.begun[at].rows.take() {
-                let Begun { step, here, output, .. } = &mut self.begun[at];
-                let (step, mut here, mut samples) =
-                    (*step, std::mem::take(here), std::mem::take(&mut output.samples));
-                self.begun[at].failed = self.take_answers(step, rows, &mut here, &mut samples).err();
-                (self.begun[at].here, self.begun[at].output.samples) = (here, samples);
-            }
+        let mut begun = std::mem::take(&mut self.begun);
+        begun.iter_mut().for_each(|begun| self.complete(begun));
+        self.begun = begun;
+    }
+
+    /// A step gets its answers, where the backend still has them.
+    fn complete(&mut self, begun: &mut Begun) {
+        if let Some(rows) = begun.rows.take() {
+            let answered = self.take_answers(begun.step, rows, &mut begun.here, &mut begun.output.samples);
+            begun.failed = answered.err();
         }
     }
 
@@ -372,23 +363,26 @@ impl ModelExecutor {
 
     /// Begins the step on a device that chooses all its tokens in one pass. `None`: it is no such step, or this is no such device.
     fn begin_on_device(&mut self, plan: &StepPlan) -> Result<Option<Begun>, ExecutorError> {
-        if self.samples().is_none() {
-            return Ok(None);
-        }
+        let Some(most) = self.samples() else { return Ok(None) };
         self.prepare(plan);
         for (index, sequence) in plan.sequences.iter().enumerate() {
             if self.add(plan, index, 0, &mut 0) < sequence.tokens.len() {
                 return Ok(None);
             }
         }
-        let Some(rows) = self.leave_to_backend(plan)? else { return Ok(None) };
+        // Hidden states and features it does not answer.
+        let answered = self.batch.hidden_rows.is_empty() && self.batch.feature_rows.is_empty();
+        if !answered || !ask(plan, &self.served, most, &mut self.asked) {
+            return Ok(None);
+        }
+        self.begin_asked(plan)?;
         self.batch.clear();
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.features.clear();
         output.drafts.clone_from(&self.drafts);
         let here = std::mem::replace(&mut self.here, self.spare_here.pop().unwrap_or_default());
-        Ok(Some(Begun { step: plan.step, rows: Some(rows), here, output, failed: None }))
+        Ok(Some(Begun { step: plan.step, rows: Some(self.asked.len()), here, output, failed: None }))
     }
 
     /// Computes the step, in as many passes as it takes, when those before it have their answers.
@@ -459,7 +453,15 @@ impl ModelExecutor {
         here: &mut Vec<ChosenHere>,
         answers: &mut Vec<Sampled>,
     ) -> Result<(), ExecutorError> {
-        self.await_outcomes(step, rows)?;
+        self.outcomes.clear();
+        if let Err(error) = self.backend.finish_sampled(&mut self.outcomes) {
+            self.lose_tables();
+            return Err(ExecutorError { step, reason: error.to_string() });
+        }
+        if self.outcomes.len() != rows {
+            let reason = format!("the backend answered {} rows of {rows}", self.outcomes.len());
+            return Err(ExecutorError { step, reason });
+        }
         let mut here = here.drain(..).peekable();
         for (row, outcome) in (0..).zip(self.outcomes.drain(..)) {
             if outcome != Outcome::Logits {
@@ -472,22 +474,6 @@ impl ModelExecutor {
             }
         }
         Ok(())
-    }
-
-    /// Waits for the oldest step of the backend, which chooses for so many rows.
-    fn await_outcomes(&mut self, step: u64, rows: usize) -> Result<(), ExecutorError> {
-        self.outcomes.clear();
-        if let Err(error) = self.backend.finish_sampled(&mut self.outcomes) {
-            self.lose_tables();
-            return Err(ExecutorError { step, reason: error.to_string() });
-        }
-        match self.outcomes.len() {
-            found if found == rows => Ok(()),
-            found => {
-                let reason = format!("the backend answered {found} rows of {rows}");
-                Err(ExecutorError { step, reason })
-            }
-        }
     }
 
     /// The backend computes the batch, the sampler chooses.
@@ -630,23 +616,17 @@ impl Executor for ModelExecutor {
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        let Some(begun) = self.begun.pop_front() else {
+        let Some(mut begun) = self.begun.pop_front() else {
             return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
         };
-        let Begun { step, rows, mut here, output, failed } = begun;
+        self.complete(&mut begun);
+        let Begun { step, mut here, output, failed, .. } = begun;
         self.spare.push(std::mem::replace(&mut self.output, output));
         self.output.step = step;
-        let mut samples = std::mem::take(&mut self.output.samples);
-        let answered = match (failed, rows) {
-            (Some(error), _) => Err(error),
-            (None, Some(rows)) => self.take_answers(step, rows, &mut here, &mut samples),
-            (None, None) => Ok(()),
-        };
-        self.output.samples = samples;
         if here.capacity() > 0 {
             here.clear();
             self.spare_here.push(here);
         }
-        answered.map(|()| &self.output)
+        failed.map_or(Ok(&self.output), Err)
     }
 }

@@ -85,13 +85,13 @@ pub trait Resident: Send + Sync {
 pub struct EventFeed {
     most: usize,
     block_tokens: u32,
-    state: Mutex<State>,
+    state: Mutex<FeedState>,
     changed: Condvar,
     /// They hold this.
     tiers: Mutex<Vec<(Medium, Weak<dyn Resident>)>>,
 }
 
-struct State {
+struct FeedState {
     batch: EventBatch,
     tiers: TierBatch,
     is_closed: bool,
@@ -101,7 +101,7 @@ impl EventFeed {
     /// Between an engine whose blocks have so many tokens and a listener that may be `most` events late, at least 2.
     pub fn new(most: usize, block_tokens: u32) -> Self {
         let batch = EventBatch::with_capacity(most.max(2), block_tokens);
-        let state = Mutex::new(State { batch, tiers: TierBatch::default(), is_closed: false });
+        let state = Mutex::new(FeedState { batch, tiers: TierBatch::default(), is_closed: false });
         let (changed, tiers) = Default::default();
         Self { most: most.max(2), block_tokens, state, changed, tiers }
     }
@@ -116,7 +116,7 @@ impl EventFeed {
         EventBatch::with_capacity(self.most, self.block_tokens)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FeedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -179,10 +179,10 @@ impl EventFeed {
     fn push_if_room(&self, event: TierEvent) -> Taken {
         let mut state = self.lock();
         match &mut *state {
-            State { is_closed: true, .. } => return Taken::Never,
-            State { tiers, .. } if tiers.events.len() >= self.most / 2 => return Taken::NotYet,
-            State { tiers, .. } if tiers.lost.contains(&event.medium()) => return Taken::Yes,
-            State { tiers, .. } => tiers.events.push(event),
+            FeedState { is_closed: true, .. } => return Taken::Never,
+            FeedState { tiers, .. } if tiers.events.len() >= self.most / 2 => return Taken::NotYet,
+            FeedState { tiers, .. } if tiers.lost.contains(&event.medium()) => return Taken::Yes,
+            FeedState { tiers, .. } => tiers.events.push(event),
         }
         drop(state);
         self.changed.notify_one();

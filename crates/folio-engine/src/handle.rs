@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::Clock;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
-use crate::mailbox::{CancelRequest, Mailbox, Phase, Refusal, Submission};
+use crate::mailbox::{Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
 use crate::tier::{self, Tier, TierStats};
@@ -99,12 +99,12 @@ pub(crate) struct Shared {
     pub next_id: AtomicU64,
 }
 
-struct Owner {
+struct EngineOwner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Drop for Owner {
+impl Drop for EngineOwner {
     /// The last handle is gone: nobody can talk to the engine any more.
     fn drop(&mut self) {
         self.shared.mailbox.advance(Phase::Stopping);
@@ -113,11 +113,11 @@ impl Drop for Owner {
 
 /// Talks to a running engine.
 #[derive(Clone)]
-pub struct EngineHandle(Arc<Owner>);
+pub struct EngineHandle(Arc<EngineOwner>);
 
 impl EngineHandle {
     pub(crate) fn new(shared: Arc<Shared>, thread: JoinHandle<()>) -> Self {
-        Self(Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }))
+        Self(Arc::new(EngineOwner { shared, thread: Mutex::new(Some(thread)) }))
     }
 
     /// A fresh id for [`Request::id`].
@@ -166,10 +166,7 @@ impl EngineHandle {
         let id = request.id;
         let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
-        let mailbox = shared.mailbox.clone();
-        Ok(CancelFlag::with_route(Box::new(move |choice| {
-            mailbox.cancel(CancelRequest { request: id, choice })
-        })))
+        Ok(CancelFlag::new(shared.mailbox.clone(), id))
     }
 
     /// Whether [`EngineHandle::hashes`] may wait for a tier.

@@ -77,6 +77,21 @@ struct MailboxState {
     oldest: Option<Micros>,
 }
 
+impl MailboxState {
+    /// Why nothing is taken any more.
+    fn closed(&self) -> Option<Refusal> {
+        let unhealthy = self.unhealthy.clone().map(Refusal::Unhealthy);
+        unhealthy.or_else(|| (self.phase != Phase::Open).then_some(Refusal::Closed))
+    }
+
+    fn queued(&self) -> Queued {
+        Queued {
+            requests: self.in_mailbox.requests + self.in_engine.requests,
+            tokens: self.in_mailbox.tokens + self.in_engine.tokens,
+        }
+    }
+}
+
 pub(crate) enum Refusal {
     Full(Queued),
     Closed,
@@ -115,20 +130,11 @@ impl Mailbox {
     }
 
     fn refusal(&self, state: &MailboxState, tokens: u64) -> Option<Refusal> {
-        if let Some(reason) = &state.unhealthy {
-            return Some(Refusal::Unhealthy(reason.clone()));
-        }
-        if state.phase != Phase::Open {
-            return Some(Refusal::Closed);
-        }
-        let queued = Queued {
-            requests: state.in_mailbox.requests + state.in_engine.requests,
-            tokens: state.in_mailbox.tokens + state.in_engine.tokens,
-        };
+        let queued = state.queued();
         // One request is always taken into an empty queue, however long: it was already checked against the pool.
         let full = queued.requests >= self.limit.requests
             || (queued.requests > 0 && queued.tokens + tokens > self.limit.tokens);
-        full.then_some(Refusal::Full(queued))
+        state.closed().or(full.then_some(Refusal::Full(queued)))
     }
 
     pub fn post(&self, submission: Submission, now: Micros) -> Result<(), Refusal> {
@@ -149,11 +155,8 @@ impl Mailbox {
     /// Dropping `reply` uncalled is the answer of an engine that has ended.
     pub fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Refusal> {
         let mut state = self.lock();
-        if let Some(reason) = &state.unhealthy {
-            return Err(Refusal::Unhealthy(reason.clone()));
-        }
-        if state.phase != Phase::Open {
-            return Err(Refusal::Closed);
+        if let Some(refusal) = state.closed() {
+            return Err(refusal);
         }
         if state.incoming.commands.len() >= COMMANDS_MAX {
             return Err(Refusal::Full(Queued { requests: COMMANDS_MAX as u32, tokens: 0 }));
@@ -216,11 +219,7 @@ impl Mailbox {
     }
 
     pub fn queued(&self) -> Queued {
-        let state = self.lock();
-        Queued {
-            requests: state.in_mailbox.requests + state.in_engine.requests,
-            tokens: state.in_mailbox.tokens + state.in_engine.tokens,
-        }
+        self.lock().queued()
     }
 
     /// When the oldest submission that the engine has not taken was posted.

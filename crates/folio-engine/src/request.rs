@@ -10,6 +10,7 @@ pub use folio_model::adapter::Adapter;
 
 use crate::drafting::Speculation;
 use crate::guide::RulesRef;
+use crate::mailbox::{CancelRequest, Mailbox};
 use crate::stats::PerReason;
 
 /// Identifies a request for its whole life. Assigned by the caller's side ([`crate::EngineHandle`]), never reused.
@@ -295,35 +296,35 @@ impl<F: FnMut(Event) -> bool + Send> EventSink for F {
 #[derive(Clone, Default)]
 pub struct CancelFlag(Arc<Cancellation>);
 
-/// Carries a cancellation to the engine: `None` is every choice.
-pub(crate) type CancelRoute = Box<dyn Fn(Option<u32>) + Send + Sync>;
-
 #[derive(Default)]
 struct Cancellation {
     cancelled: AtomicBool,
-    route: Option<CancelRoute>,
+    /// Who is told, and of which request.
+    to: Option<(Arc<Mailbox>, RequestId)>,
 }
 
 impl CancelFlag {
-    pub(crate) fn with_route(route: CancelRoute) -> Self {
-        Self(Arc::new(Cancellation { cancelled: AtomicBool::new(false), route: Some(route) }))
+    pub(crate) fn new(mailbox: Arc<Mailbox>, request: RequestId) -> Self {
+        Self(Arc::new(Cancellation { cancelled: AtomicBool::new(false), to: Some((mailbox, request)) }))
+    }
+
+    fn send(&self, choice: Option<u32>) {
+        if let Some((mailbox, request)) = &self.0.to {
+            mailbox.cancel(CancelRequest { request: *request, choice });
+        }
     }
 
     /// Cancels all choices. Calling it again does nothing.
     pub fn cancel(&self) {
-        if !self.0.cancelled.swap(true, Ordering::AcqRel)
-            && let Some(route) = &self.0.route
-        {
-            route(None);
+        if !self.0.cancelled.swap(true, Ordering::AcqRel) {
+            self.send(None);
         }
     }
 
     /// Cancels one choice: it is finished for its reader (a stop string was found) while the others go on.
     pub fn cancel_choice(&self, choice: u32) {
-        if !self.is_cancelled()
-            && let Some(route) = &self.0.route
-        {
-            route(Some(choice));
+        if !self.is_cancelled() {
+            self.send(Some(choice));
         }
     }
 

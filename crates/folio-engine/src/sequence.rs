@@ -250,9 +250,7 @@ impl Running {
             planned: 0,
         }
     }
-}
 
-impl Running {
     /// It was attached, and no step with it is over.
     pub fn never_ran(&self) -> bool {
         self.fresh == Some(Fresh::Attached)
@@ -428,11 +426,6 @@ impl Sequence {
         let scheduled = self.running().map_or(0, |running| running.scheduled);
         let chunk = budget.min(self.known().saturating_sub(scheduled).max(1));
         Growth { positions, chunk, tentative: self.tentative() }
-    }
-
-    /// Whether `token`, as the `generated`-th, is the last by one of the stop tokens.
-    pub fn stops_at(&self, token: u32) -> bool {
-        self.stop_tokens.contains(&token)
     }
 
     /// How to choose the token `ahead` positions behind what is known, for a choice with `seed`.

@@ -176,8 +176,6 @@ pub struct Counters {
     /// Times a sequence began to wait for something else than its turn, and how many of those waits ended at their deadline.
     pub waits: PerReason<u64>,
     pub waits_expired: PerReason<u64>,
-    /// Tokens that need not be computed thanks to waits for a shared prefix.
-    pub shared_prefix_tokens: u64,
     /// Rows whose mask was not there when their token was to be chosen: computed again.
     pub late_rows: u64,
     pub requests_received: u64,

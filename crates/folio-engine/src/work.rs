@@ -10,6 +10,8 @@
 //! position that it sees: what the engine has measured them to take (`scheduler/costs`). What falls to rows that nobody wants any more, and
 //! all of a step that failed, is nobody's ([`Work::unattributed_us`]).
 
+use std::ops::{Add, Sub};
+
 use crate::plan::StepPlan;
 use crate::request::Micros;
 
@@ -76,25 +78,23 @@ impl StepWork {
     }
 
     pub fn add(&mut self, other: &Self) {
-        self.steps += other.steps;
-        self.sequences += other.sequences;
-        self.prompt_rows += other.prompt_rows;
-        self.decode_rows += other.decode_rows;
-        self.kv_positions += other.kv_positions;
-        self.attention += other.attention;
-        self.logit_rows += other.logit_rows;
+        *self = self.zip(other, u64::add);
     }
 
     /// What was computed since `before`.
     pub fn since(&self, before: &Self) -> Self {
+        self.zip(before, u64::sub)
+    }
+
+    fn zip(&self, other: &Self, of: fn(u64, u64) -> u64) -> Self {
         Self {
-            steps: self.steps - before.steps,
-            sequences: self.sequences - before.sequences,
-            prompt_rows: self.prompt_rows - before.prompt_rows,
-            decode_rows: self.decode_rows - before.decode_rows,
-            kv_positions: self.kv_positions - before.kv_positions,
-            attention: self.attention - before.attention,
-            logit_rows: self.logit_rows - before.logit_rows,
+            steps: of(self.steps, other.steps),
+            sequences: of(self.sequences, other.sequences),
+            prompt_rows: of(self.prompt_rows, other.prompt_rows),
+            decode_rows: of(self.decode_rows, other.decode_rows),
+            kv_positions: of(self.kv_positions, other.kv_positions),
+            attention: of(self.attention, other.attention),
+            logit_rows: of(self.logit_rows, other.logit_rows),
         }
     }
 

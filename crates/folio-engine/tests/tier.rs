@@ -11,8 +11,7 @@ use folio_engine::{
     WaitingFor,
 };
 use folio_kv::{
-    BlockId, BlockMeta, CacheConfig, Content, EvictionPolicy, GroupConfig, KvCache, LruLeafFirst, TenantId,
-    TierId,
+    BlockId, BlockMeta, CacheConfig, Content, EvictionPolicy, GroupConfig, KvCache, LruLeafFirst, TierId,
 };
 use folio_sim::scenario::request;
 
@@ -49,8 +48,8 @@ impl EvictionPolicy for Worth {
         meta.depth < self.blocks
     }
 
-    fn victim(&mut self, taker: TenantId) -> Option<BlockId> {
-        self.policy.victim(taker)
+    fn victim(&mut self) -> Option<BlockId> {
+        self.policy.victim()
     }
 
     fn evictable(&self) -> u32 {

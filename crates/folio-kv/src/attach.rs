@@ -21,7 +21,8 @@ use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
 use crate::nodes::{Parent, RUN};
-use crate::table::{BlockTable, Lists, Query};
+use crate::stats::QueryStats;
+use crate::table::{BlockTable, Lists};
 use crate::types::{BlockCopy, BlockHash, BlockId, HOLE, Layout, TenantId};
 
 /// Children looked at when searching for a shared beginning, newest first.
@@ -30,7 +31,7 @@ const CHILDREN_SCANNED: usize = 16;
 /// Emptied lists of blocks kept for the next ones, so that a steady state allocates nothing.
 const SPARE_LISTS: usize = 1024;
 
-/// What a lookup found.
+/// What a lookup found: the longest beginning of a chain that can be attached. It is still there while the cache is at the same version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
     /// Leading full blocks that are on the device.
@@ -40,10 +41,17 @@ pub struct Lookup {
     /// Of the blocks that would be attached, those no table and no pin holds: attaching them lowers
     /// [`KvCache::available`] by as much.
     pub idle_blocks: GroupCounts,
-    /// Of the full blocks, those that an operator declared: none where the root's shared part was of no use.
-    pub declared_blocks: u32,
-    /// What [`KvCache::attach_found`] goes by while the cache is at this version; and of how many tokens it was looked up.
-    prefix: Prefix,
+    /// Whether it begins with what an operator declared.
+    pub is_declared: bool,
+    /// Positions of the full blocks, and the node that they end with.
+    end: u32,
+    last: Option<u32>,
+    /// Full blocks that group 0 has, at least `full_blocks`.
+    chain: u32,
+    /// The node to copy what follows from; and whether it is of no use without: only that has a state.
+    tail: Option<u32>,
+    needs_tail: bool,
+    /// Tokens that were looked up, and the version of the cache.
     tokens: u32,
     version: u64,
 }
@@ -51,48 +59,29 @@ pub struct Lookup {
 impl Lookup {
     /// Positions that need not be computed.
     pub fn positions(&self) -> u32 {
-        self.prefix.end + self.tail_tokens
+        self.end + self.tail_tokens
     }
-}
-
-/// The longest beginning of a chain that can be attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Prefix {
-    /// Positions, and blocks of group 0 up to there.
-    end: u32,
-    blocks: u32,
-    last: Option<u32>,
-    /// Blocks of group 0 in it that nobody holds.
-    idle: u32,
-    /// Blocks that group 0 has, at least `blocks`.
-    chain: u32,
-    /// Whether it begins with what an operator declared.
-    declared: bool,
-    /// The node to copy what follows from, and how many positions; and whether it is of no use without: only they have a state.
-    tail: Option<(u32, u32)>,
-    needs_tail: bool,
 }
 
 impl KvCache {
     /// Finds the longest usable beginning of `tokens`.
-    fn find_prefix(&self, hashes: &BlockHashes, declared: bool, tokens: &[u32]) -> Prefix {
-        let (mut best, most) = (Prefix { declared, ..Prefix::default() }, tokens.len() as u32);
+    fn find_prefix(&self, hashes: &BlockHashes, declared: bool, tokens: &[u32]) -> Lookup {
+        let mut best = Lookup { is_declared: declared, ..Lookup::default() };
         // As far as all have it but for states.
         let mut stateless = best;
         let size = self.config.block_tokens;
         let (mut runs, mut at) = ([0; MAX_GROUPS], best);
-        let mut chain = hashes.iter(declared).take((most / size) as usize);
+        let mut chain = hashes.iter(declared).take(tokens.len() / size as usize);
         let (mut run, mut found) = ([0; RUN], RUN);
         while found == RUN {
             found = self.nodes.find_run(&mut chain, &mut run);
             for &node in &run[..found] {
-                let Some(block) = self.place(0, node) else { return best };
-                (at.blocks, at.end, at.last) = (at.blocks + 1, at.end + size, Some(node));
-                at.idle += u32::from(self.slot(0, block).refs == 0);
-                best.chain = at.blocks;
+                (at.full_blocks, at.end, at.last) = (at.full_blocks + 1, at.end + size, Some(node));
+                at.idle_blocks[0] += u32::from(self.slot(0, self.block_of(node)).refs == 0);
+                best.chain = at.full_blocks;
                 let (covered, but_states) = self.covered(&mut runs, node, at.end);
                 if covered {
-                    best = Prefix { chain: best.chain, ..at };
+                    best = Lookup { chain: best.chain, ..at };
                 }
                 if but_states {
                     stateless = at;
@@ -100,23 +89,23 @@ impl KvCache {
             }
         }
         if stateless.end > best.end {
-            let tail = self.tail_behind(hashes, &stateless, tokens);
-            let with_tail = Prefix { chain: best.chain, tail, needs_tail: true, ..stateless };
-            return if tail.is_some() { with_tail } else { best };
+            let with_tail = self.with_tail(hashes, stateless, tokens);
+            let with_tail = Lookup { chain: best.chain, needs_tail: true, ..with_tail };
+            return if with_tail.tail.is_some() { with_tail } else { best };
         }
         best
     }
 
     /// The longest beginning: with what is shared where that is there as a whole, since nobody but its owner computes it,
     /// unless the tenant has more of its own.
-    fn longest_prefix(&self, hashes: &BlockHashes, tokens: &[u32]) -> Prefix {
+    fn longest_prefix(&self, hashes: &BlockHashes, tokens: &[u32]) -> Lookup {
         let shared = hashes.root().declared_blocks();
         let find = |declared| self.find_prefix(hashes, declared, tokens);
         if shared == 0 {
             return find(false);
         }
         let (with, own) = (find(true), find(false));
-        if with.blocks < shared || own.end > with.end { own } else { with }
+        if with.full_blocks < shared || own.end > with.end { own } else { with }
     }
 
     /// Whether every group has what the next query of a sequence reads that attaches `end` positions, with the last of which `node`
@@ -140,7 +129,7 @@ impl KvCache {
     }
 
     /// Blocks of a group from 1 on that the query behind a prefix reads.
-    fn reads(&self, group: usize, prefix: &Prefix) -> std::ops::Range<u32> {
+    fn reads(&self, group: usize, prefix: &Lookup) -> std::ops::Range<u32> {
         let of = &self.groups[group];
         let first = of.config.first_block(prefix.end).min(prefix.end / of.config.block_tokens);
         first..of.blocks_of(prefix.end)
@@ -149,7 +138,7 @@ impl KvCache {
     /// Where one of them is; `node`: that of a block of group 0. `None`: it is optional, or the beginning of a larger block, which is copied.
     fn find_read(
         &self,
-        prefix: &Prefix,
+        prefix: &Lookup,
         group: usize,
         index: u32,
         node: impl Fn(u32) -> Option<u32>,
@@ -160,8 +149,8 @@ impl KvCache {
     }
 
     /// Blocks that attaching a prefix takes: cached ones, and those to copy the beginning of a larger block to.
-    fn takes(&self, prefix: &Prefix, node: impl Fn(u32) -> Option<u32>) -> [GroupCounts; 2] {
-        let [mut idle, mut copied] = [prefix.idle, 0].map(GroupCounts::full);
+    fn takes(&self, prefix: &Lookup, node: impl Fn(u32) -> Option<u32>) -> [GroupCounts; 2] {
+        let [mut idle, mut copied] = [prefix.idle_blocks[0], 0].map(GroupCounts::full);
         for group in self.others().filter(|group| !self.groups[*group].config.optional) {
             for index in self.reads(group, prefix) {
                 match self.find_read(prefix, group, index, &node) {
@@ -175,32 +164,33 @@ impl KvCache {
 
     /// The blocks of group 0 of a prefix, from the last to the first by what each continues, and how many of them nobody holds. Only
     /// where its beginning is an operator's one more is looked up.
-    fn collect(&self, hashes: &BlockHashes, prefix: &Prefix, blocks: &mut Vec<BlockId>) -> u32 {
-        blocks.resize(prefix.blocks as usize, HOLE);
+    fn collect(&self, hashes: &BlockHashes, prefix: &Lookup, blocks: &mut Vec<BlockId>) -> u32 {
+        blocks.resize(prefix.full_blocks as usize, HOLE);
         let (mut node, mut idle) = (prefix.last, 0);
         for (index, place) in blocks.iter_mut().enumerate().rev() {
-            node = node.or_else(|| self.nodes.find(hashes.get(prefix.declared, index as u32)?));
-            let block = node.and_then(|node| self.place(0, node));
-            *place = block.expect("what was found is there while the version is the same");
+            node = node.or_else(|| self.nodes.find(hashes.get(prefix.is_declared, index as u32)?));
+            let it = node.expect("what was found is there while the version is the same");
+            *place = self.block_of(it);
             idle += u32::from(self.slot(0, *place).refs == 0);
-            node = node.and_then(|node| self.nodes.parent_node(node));
+            node = self.nodes.parent_node(it);
         }
         idle
     }
 
     /// What the block after the prefix continues.
-    fn continued(&self, hashes: &BlockHashes, prefix: &Prefix) -> Parent {
-        let root = if prefix.declared { *hashes.root() } else { hashes.root().own() };
-        match (root.base(prefix.blocks), prefix.last) {
+    fn continued(&self, hashes: &BlockHashes, prefix: &Lookup) -> Parent {
+        let root = if prefix.is_declared { *hashes.root() } else { hashes.root().own() };
+        match (root.base(prefix.full_blocks), prefix.last) {
             (None, Some(last)) => Parent::Node(last),
             (base, _) => Parent::Root(base.unwrap_or(root.hash)),
         }
     }
 
-    /// The node to copy what follows a prefix of `tokens` from, and how many positions.
-    fn tail_behind(&self, hashes: &BlockHashes, prefix: &Prefix, tokens: &[u32]) -> Option<(u32, u32)> {
+    /// The same, with what follows it of `tokens` to be copied.
+    fn with_tail(&self, hashes: &BlockHashes, prefix: Lookup, tokens: &[u32]) -> Lookup {
         let rest = &tokens[prefix.end as usize..];
-        self.tail_source(self.continued(hashes, prefix), rest, prefix.end)
+        let (tail, length) = self.tail_source(self.continued(hashes, &prefix), rest, prefix.end).unzip();
+        Lookup { tail, tail_tokens: length.unwrap_or(0), ..prefix }
     }
 
     /// The node to copy the longest beginning of `rest` from, which is positive, and its length: among the newest children of
@@ -211,8 +201,7 @@ impl KvCache {
             return None;
         }
         for child in self.nodes.children(parent).take(CHILDREN_SCANNED) {
-            let Some(block) = self.place(0, child) else { continue };
-            let tokens = self.tokens_of(block);
+            let tokens = self.tokens_of(self.block_of(child));
             let shared = tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
             if shared > length && self.divides(child, start + shared as u32, start + tokens.len() as u32) {
                 (best, length) = (Some(child), shared);
@@ -234,18 +223,12 @@ impl KvCache {
     /// What `attach` would find for all of `tokens`. Changes nothing, not even recency.
     pub fn lookup(&self, hashes: &BlockHashes, tokens: &[u32]) -> Lookup {
         let mut prefix = self.longest_prefix(hashes, tokens);
-        prefix.tail = prefix.tail.or_else(|| self.tail_behind(hashes, &prefix, tokens));
-        let node = |index| self.nodes.find(hashes.get(prefix.declared, index)?);
-        let [idle_blocks, _] = self.takes(&prefix, node);
-        Lookup {
-            full_blocks: prefix.blocks,
-            tail_tokens: prefix.tail.map_or(0, |(_, length)| length),
-            idle_blocks,
-            declared_blocks: if prefix.declared { hashes.root().declared_blocks() } else { 0 },
-            prefix,
-            tokens: tokens.len() as u32,
-            version: self.version,
+        if prefix.tail.is_none() {
+            prefix = self.with_tail(hashes, prefix, tokens);
         }
+        let node = |index| self.nodes.find(hashes.get(prefix.is_declared, index)?);
+        let [idle_blocks, _] = self.takes(&prefix, node);
+        Lookup { idle_blocks, tokens: tokens.len() as u32, version: self.version, ..prefix }
     }
 
     /// [`KvCache::attach_found`] of what a lookup of `tokens[..max_tokens]` finds.
@@ -280,14 +263,14 @@ impl KvCache {
         let (tenant, size) = (hashes.root().tenant, self.config.block_tokens);
         let looked_up = &tokens[..found.tokens as usize];
         let mut prefix = match found.version == self.version {
-            true => found.prefix,
-            false => self.lookup(&hashes, looked_up).prefix,
+            true => *found,
+            false => self.lookup(&hashes, looked_up),
         };
         #[cfg(debug_assertions)]
         self.check_found(&hashes, looked_up, &prefix);
-        let mut table = self.table_of(hashes, prefix.declared);
+        let mut table = self.table_of(hashes, prefix.is_declared);
         let list = &mut std::mem::take(&mut table.lists[0]);
-        prefix.idle = self.collect(&table.hashes, &prefix, list);
+        prefix.idle_blocks = GroupCounts::full(self.collect(&table.hashes, &prefix, list));
         let node = |index: u32| list.get(index as usize).map(|block| self.node_of(*block));
         let [idle, copied] = self.takes(&prefix, node);
         let available = self.available_to(tenant);
@@ -296,28 +279,28 @@ impl KvCache {
         let ends_within = !copied.is_zero() && !(idle + copied).fits(available);
         if source.is_none() && (ends_within || prefix.needs_tail) {
             // The hit ends within a larger block, or in a tail, which must be copied.
-            prefix = Prefix { chain: prefix.chain, ..Prefix::default() };
+            prefix = Lookup { chain: prefix.chain, ..Lookup::default() };
             table.declared = false;
         }
-        list.truncate(prefix.blocks as usize);
+        list.truncate(prefix.full_blocks as usize);
         table.lists[0] = std::mem::take(list);
         self.hit_all(&table.lists[0]);
         (table.computed, table.confirmed) = (prefix.end, prefix.end);
-        table.published[0] = prefix.blocks;
-        table.missed = if prefix.chain > prefix.blocks { prefix.chain } else { 0 };
+        table.published[0] = prefix.full_blocks;
+        table.missed = if prefix.chain > prefix.full_blocks { prefix.chain } else { 0 };
         let copies_before = copies.len();
         // What is there is held first: nothing that is taken may cost it.
         self.others().for_each(|group| self.attach_group(&mut table, &prefix, group));
-        let (source, tail) = source.or(prefix.last.map(|last| (last, 0))).unzip();
-        self.attach_tail(&mut table, source, tail.unwrap_or(0), copies);
+        let tail = if source.is_some() { prefix.tail_tokens } else { 0 };
+        self.attach_tail(&mut table, source.or(prefix.last), tail, copies);
         let missed = (prefix.chain * size).saturating_sub(table.computed);
-        table.query = Query {
-            queries: 1,
+        table.query = QueryStats {
+            count: 1,
             tokens: tokens.len() as u64,
-            hit: u64::from(table.computed),
-            tail_hit: u64::from(table.computed - prefix.end),
+            hit_tokens: u64::from(table.computed),
+            tail_hit_tokens: u64::from(table.computed - prefix.end),
+            window_miss_tokens: u64::from(missed),
             copies: (copies.len() - copies_before) as u64,
-            window_miss: u64::from(missed),
         };
         self.count(tenant, table.query);
         table
@@ -325,9 +308,9 @@ impl KvCache {
 
     /// What is attached is what a walk finds now; of tails, others may be among the newest since.
     #[cfg(debug_assertions)]
-    fn check_found(&self, hashes: &BlockHashes, tokens: &[u32], found: &Prefix) {
-        let (anew, of) = (self.longest_prefix(hashes, tokens), |prefix: &Prefix| {
-            (prefix.end, prefix.last, prefix.chain, prefix.declared)
+    fn check_found(&self, hashes: &BlockHashes, tokens: &[u32], found: &Lookup) {
+        let (anew, of) = (self.longest_prefix(hashes, tokens), |prefix: &Lookup| {
+            (prefix.end, prefix.last, prefix.chain, prefix.is_declared)
         });
         assert!(
             found.needs_tail || anew.needs_tail || of(found) == of(&anew),
@@ -336,7 +319,7 @@ impl KvCache {
     }
 
     /// References what is there of the whole blocks of a group from 1 on that the query behind a prefix reads.
-    fn attach_group(&mut self, table: &mut BlockTable, prefix: &Prefix, group: usize) {
+    fn attach_group(&mut self, table: &mut BlockTable, prefix: &Lookup, group: usize) {
         let (config, reads) = (self.groups[group].config, self.reads(group, prefix));
         let whole = prefix.end / config.block_tokens;
         table.published[group] = whole;
@@ -437,13 +420,13 @@ impl KvCache {
         let parent = self.nodes.parent(node);
         loop {
             let tokens = self.tokens_of(block);
-            let tail = self.nodes.children(parent).take(CHILDREN_SCANNED).find_map(|child| {
-                let tail =
-                    self.place(0, child).filter(|_| child != node && self.nodes.node(child).is_tail)?;
-                tokens.starts_with(self.tokens_of(tail)).then_some(tail)
-            });
+            let says_nothing = |child: &u32| {
+                let is_tail = *child != node && self.nodes.node(*child).is_tail;
+                is_tail && tokens.starts_with(self.tokens_of(self.block_of(*child)))
+            };
+            let tail = self.nodes.children(parent).take(CHILDREN_SCANNED).find(says_nothing);
             let Some(tail) = tail else { return };
-            self.free_block(tail);
+            self.free_block(self.block_of(tail));
             self.stats.superseded_tails += 1;
         }
     }
@@ -468,34 +451,24 @@ impl KvCache {
             let written = self.groups[group].blocks_of(table.computed) as usize;
             let list = &table.lists[group];
             fork.lists[group].extend_from_slice(&list[..written.min(list.len())]);
-            for at in 0..fork.lists[group].len() {
-                let block = fork.lists[group][at];
-                if block != HOLE {
-                    self.reference(group, block);
-                }
-            }
+            let held = fork.lists[group].iter().filter(|block| **block != HOLE);
+            held.for_each(|block| self.reference(group, *block));
         }
         fork
     }
 
-    /// Blocks that only this table holds, and no pin and no transfer: what releasing it would make available. In groups that are not
-    /// read as a whole O(blocks held).
+    /// Blocks that only this table holds, and no pin and no transfer: what releasing it would make available. Of group 0 O(log blocks): whoever
+    /// holds or pins a block holds or pins all before it, so they are the last ones (what an operator declared is nobody's own: a pin ends
+    /// before it). In groups that are not read as a whole O(blocks held).
     pub fn exclusive_blocks(&self, table: &BlockTable) -> GroupCounts {
+        let own = &table.lists[0][table.declared_blocks() as usize..table.own_blocks(0) as usize];
         self.each_group(|group| match group {
-            0 => table.own_blocks(0) - self.first_exclusive(table),
+            0 => (own.len() - own.partition_point(|block| self.slot(0, *block).refs > 1)) as u32,
             _ => {
                 let held = table.held(group).iter().filter(|block| **block != HOLE);
                 held.filter(|block| self.slot(group, **block).refs == 1).count() as u32
             }
         })
-    }
-
-    /// The first block of group 0 that only this table holds, and no pin. O(log blocks): whoever holds or pins a block holds
-    /// or pins all before it, so they are the last ones. (What an operator declared is nobody's own: a pin ends before it.)
-    pub(crate) fn first_exclusive(&self, table: &BlockTable) -> u32 {
-        let declared = table.declared_blocks();
-        let own = &table.lists[0][declared as usize..table.own_blocks(0) as usize];
-        declared + own.partition_point(|block| self.slot(0, *block).refs > 1) as u32
     }
 
     /// Drops the table's references, tail first, and returns what identifies its content. That stays until its blocks are taken
@@ -505,11 +478,10 @@ impl KvCache {
     /// What was attached and then not run (no room, cancelled) is taken out of the statistics again, with the blocks it never used, so
     /// that they reconcile with the requests that were served.
     pub fn release(&mut self, mut table: BlockTable, tokens: &[u32]) -> BlockHashes {
-        if table.query.queries > 0 {
+        if table.query.count > 0 {
             let counted = self.tenants.entry(table.hashes.root().tenant).or_default();
-            counted.stats.take_back(&table.query);
-            self.totals.take_back(&table.query);
-            self.stats.copies -= table.query.copies;
+            counted.stats.queries.take_back(&table.query);
+            self.stats.queries.take_back(&table.query);
             for block in &table.lists[0][(table.confirmed / self.config.block_tokens) as usize..] {
                 self.groups[0].pool.slot_mut(block.0).open = false;
             }
@@ -520,12 +492,8 @@ impl KvCache {
         }
         self.publish_tail(&mut table, tokens);
         for group in self.others().rev() {
-            for at in 0..table.held(group).len() {
-                let block = table.held(group)[at];
-                if block != HOLE {
-                    self.protect(group, block);
-                }
-            }
+            let held = table.held(group).iter().filter(|block| **block != HOLE);
+            held.for_each(|block| self.protect(group, *block));
             // Before group 0: they must never be held without their nodes.
             while !table.lists[group].is_empty() {
                 self.drop_last(&mut table, group);
@@ -583,7 +551,7 @@ impl KvCache {
             return self.touch(sibling);
         }
         self.set_filled(0, block, tokens.len() as u32);
-        let tail = self.nodes.insert(parent, table.hashes.root().tenant, None);
+        let tail = self.nodes.insert(parent, table.hashes.root().tenant, None, block.0);
         self.publish_block(block, tail, tokens);
         self.inherit(block, parent);
         self.publish_partial_places(table, index);
@@ -611,15 +579,14 @@ impl KvCache {
     /// A tail is kept as what it continues: it would only be in the way of its parent's eviction, or outlived by it.
     fn inherit(&mut self, tail: BlockId, parent: Parent) {
         let Parent::Node(parent) = parent else { return };
-        let retention = self.place(0, parent).and_then(|parent| self.policy.retention(parent.0));
-        if let Some(retention) = retention {
+        if let Some(retention) = self.policy.retention(self.block_of(parent).0) {
             self.policy.retain(tail.0, Some(retention), &self.meta(tail));
         }
     }
 
     /// Tells the policy that a cached node was just used. Its ancestors are in use now, so they stay younger.
     fn refresh(&mut self, node: u32) {
-        let Some(block) = self.place(0, node) else { return };
+        let block = self.block_of(node);
         if self.slot(0, block).refs == 0 {
             let meta = self.meta(block);
             self.policy.on_use(block, &meta);
@@ -628,19 +595,21 @@ impl KvCache {
     }
 
     /// Counts for the cache and for a tenant.
-    pub(crate) fn count(&mut self, tenant: TenantId, query: Query) {
-        self.tenants.entry(tenant).or_default().stats.add(&query);
-        self.totals.add(&query);
-        self.stats.copies += query.copies;
+    pub(crate) fn count(&mut self, tenant: TenantId, query: QueryStats) {
+        self.tenants.entry(tenant).or_default().stats.queries.add(&query);
+        self.stats.queries.add(&query);
     }
 
     /// Drops all unreferenced content that is not pinned, of one tenant or of all. O(blocks).
     pub fn clear(&mut self, tenant: Option<TenantId>) {
         for block in 0..self.config.blocks {
             let mut next = Some(BlockId(block));
-            while let Some(block) = next.filter(|block| self.is_clearable(*block, tenant)) {
-                let node = self.node_of(block);
-                next = self.nodes.parent_node(node).and_then(|parent| self.place(0, parent));
+            while let Some(block) = next.filter(|block| self.is_cached_leaf(block.0)) {
+                let (node, owner) = (self.node_of(block), self.slot(0, block).tenant);
+                if tenant.is_some_and(|tenant| tenant != owner) {
+                    break;
+                }
+                next = self.nodes.parent_node(node).map(|parent| self.block_of(parent));
                 self.free_block(block);
             }
         }
@@ -654,14 +623,6 @@ impl KvCache {
             }
         }
         self.record_cleared(tenant);
-    }
-
-    fn is_clearable(&self, block: BlockId, tenant: Option<TenantId>) -> bool {
-        let slot = self.slot(0, block);
-        let loose = !self.groups[0].pool.is_free(block.0)
-            && slot.is_cached()
-            && self.nodes.node(self.node_of(block)).children == 0;
-        loose && tenant.is_none_or(|tenant| tenant == slot.tenant)
     }
 
     /// Leading blocks of a chain that are on the device.

@@ -10,7 +10,7 @@ use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::nodes::RUN;
 use crate::policy::{BlockMeta, NONE};
-use crate::pool::Slot;
+use crate::pool::BlockSlot;
 use crate::stats::TenantStats;
 use crate::types::{BlockHash, BlockId, TenantId};
 
@@ -44,14 +44,19 @@ impl KvCache {
         GroupCounts::each(self.groups.len(), count)
     }
 
-    pub(crate) fn slot(&self, group: usize, block: BlockId) -> &Slot {
+    pub(crate) fn slot(&self, group: usize, block: BlockId) -> &BlockSlot {
         self.groups[group].pool.slot(block.0)
     }
 
-    /// The block in which a node resides on the device.
+    /// The block of group 0 in which a node resides.
+    pub(crate) fn block_of(&self, node: u32) -> BlockId {
+        BlockId(self.nodes.node(node).block)
+    }
+
+    /// The block of any group in which it does.
     pub(crate) fn place(&self, group: usize, node: u32) -> Option<BlockId> {
         let place = match group {
-            0 => return self.nodes.node(node).slot().map(BlockId),
+            0 => return Some(self.block_of(node)),
             _ => self.groups[group].places[node as usize],
         };
         (place != NONE).then_some(BlockId(place))
@@ -59,7 +64,7 @@ impl KvCache {
 
     /// The block of group 0 that holds what has this hash.
     pub(crate) fn find_block(&self, hash: &BlockHash) -> Option<BlockId> {
-        self.place(0, self.nodes.find(hash)?)
+        self.nodes.find(hash).map(|node| self.block_of(node))
     }
 
     /// The node of a published block of group 0.
@@ -69,22 +74,24 @@ impl KvCache {
 
     /// Tokens of an indexed block of group 0.
     pub(crate) fn tokens_of(&self, block: BlockId) -> &[u32] {
+        &self.tokens[self.place_of_tokens(block)]
+    }
+
+    pub(crate) fn place_of_tokens(&self, block: BlockId) -> std::ops::Range<usize> {
         let start = block.0 as usize * self.config.block_tokens as usize;
-        &self.tokens[start..start + usize::from(self.slot(0, block).filled)]
+        start..start + usize::from(self.slot(0, block).filled)
     }
 
     /// What the policy may know of an indexed block of group 0.
     pub(crate) fn meta(&self, block: BlockId) -> BlockMeta {
-        let slot = self.slot(0, block);
         let node = self.node_of(block);
-        let parent = self.nodes.parent_node(node).and_then(|parent| self.place(0, parent));
+        let parent = self.nodes.parent_node(node).map(|parent| self.block_of(parent));
         let it = self.nodes.node(node);
         BlockMeta {
             tenant: it.tenant,
             parent,
             children: it.children,
             depth: it.depth.into(),
-            tokens: slot.filled.into(),
             hits: it.hits.into(),
             hash: (!it.is_tail).then_some(it.hash),
         }
@@ -178,11 +185,7 @@ impl KvCache {
                 } else {
                     self.groups[0].shared += 1;
                 }
-                let node = self.node_of(block);
-                let it = self.nodes.node_mut(node);
-                it.hits = it.hits.saturating_add(1);
-                meta.hits = it.hits.into();
-                self.nodes.touch(node);
+                meta.hits = self.count_hit(block).into();
                 self.policy.on_hit(block, &meta);
             }
             self.use_cached(of, used);
@@ -243,11 +246,17 @@ impl KvCache {
 
     /// A lookup found the block of group 0.
     pub(crate) fn hit(&mut self, block: BlockId) {
+        self.count_hit(block);
+        self.policy.on_hit(block, &self.meta(block));
+    }
+
+    /// Of its node, which is the newest of its siblings from now on. Returns how many there were.
+    fn count_hit(&mut self, block: BlockId) -> u8 {
         let node = self.node_of(block);
+        self.nodes.touch(node);
         let it = self.nodes.node_mut(node);
         it.hits = it.hits.saturating_add(1);
-        self.nodes.touch(node);
-        self.policy.on_hit(block, &self.meta(block));
+        it.hits
     }
 
     /// What other groups hold of the node was used, too.
@@ -262,13 +271,12 @@ impl KvCache {
         }
     }
 
-    /// A private block of group 0 becomes the place of a node, which is not on the device.
+    /// A private block of group 0 is that of a node from now on, which was just made for it.
     pub(crate) fn publish_block(&mut self, block: BlockId, node: u32, tokens: &[u32]) {
         self.version += 1;
         let start = block.0 as usize * self.config.block_tokens as usize;
         self.tokens[start..start + tokens.len()].copy_from_slice(tokens);
         self.groups[0].pool.set_node(block.0, Some(node));
-        self.nodes.place(node, block.0);
         self.policy.on_insert(block, &self.meta(block));
         self.record(node, true);
     }
@@ -303,7 +311,7 @@ impl KvCache {
         }
     }
 
-    /// A cached block of group 0 none of whose children is on the device loses its content, and with it what other groups have
+    /// A cached block of group 0 that nothing continues loses its content, and with it what other groups have
     /// of it. The block is in no state until the caller puts it somewhere.
     pub(crate) fn drop_content(&mut self, block: BlockId) {
         let (node, meta) = (self.node_of(block), self.meta(block));
@@ -311,16 +319,22 @@ impl KvCache {
         self.version += 1;
         (1..self.groups.len()).for_each(|group| self.free_place(group, node));
         self.record(node, false);
-        let bare = self.nodes.unplace(node);
         self.groups[0].pool.set_node(block.0, None);
         self.groups[0].stats.cached_blocks -= 1;
         self.stats.cached_tails -= u32::from(meta.hash.is_none());
         self.held(meta.tenant, 0).cached -= 1;
         self.policy.on_remove(block, &meta);
-        self.nodes.remove(node);
-        if let Some(parent) = bare.and_then(|parent| self.place(0, parent)) {
+        if let Some(parent) = self.nodes.remove(node) {
+            let parent = self.block_of(parent);
             self.policy.on_leaf(parent, &self.meta(parent));
         }
+    }
+
+    /// Whether a block of group 0 is cached, and nothing continues it.
+    pub(crate) fn is_cached_leaf(&self, block: u32) -> bool {
+        let pool = &self.groups[0].pool;
+        let slot = pool.get(block).filter(|slot| !pool.is_free(block) && slot.is_cached());
+        slot.and_then(BlockSlot::node).is_some_and(|node| self.nodes.node(node).children == 0)
     }
 
     fn evict(&mut self, group: usize, taker: TenantId) -> Option<u32> {
@@ -332,17 +346,15 @@ impl KvCache {
         }
         let pool = &self.groups[0].pool;
         let owner = |block: BlockId| pool.get(block.0).map(|slot| slot.tenant);
-        let victim = self.policy.victim(taker, owner).map(|block| block.0);
+        let victim = self.policy.victim(owner).map(|block| block.0);
         let allowed = |block: &u32| {
-            let slot = pool.get(*block).filter(|slot| !pool.is_free(*block) && slot.is_cached());
-            let leaf = slot.and_then(Slot::node).is_some_and(|node| self.nodes.node(node).children == 0);
-            leaf && slot.is_some_and(|slot| self.may_evict(taker, slot.tenant))
+            self.is_cached_leaf(*block) && self.may_evict(taker, self.slot(0, BlockId(*block)).tenant)
         };
         let victim = match victim.filter(allowed) {
             None if self.has_quotas() => self.quota_victim(taker),
             victim => victim,
         };
-        let block = BlockId(victim.or_else(|| (0..pool.len()).find(allowed))?);
+        let block = BlockId(victim.or_else(|| (0..self.config.blocks).find(allowed))?);
         self.groups[0].stats.evictions += 1;
         let tenant = self.slot(0, block).tenant;
         self.tenants.entry(tenant).or_default().stats.evictions += 1;

@@ -41,9 +41,9 @@ use crate::nodes::{Nodes, Parent};
 use crate::policy::{EvictionPolicy, NONE, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
-use crate::stats::{CacheStats, TenantStats};
-use crate::table::{BlockTable, Lists, Query};
-use crate::types::{BlockCopy, BlockHash, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
+use crate::stats::{CacheStats, QueryStats, TenantStats};
+use crate::table::{BlockTable, Lists};
+use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
 /// Content, the pools it resides in, and the account of both. See the module documentation for what it asks of the executor, and
 /// `group` for how groups hang together.
@@ -60,10 +60,8 @@ pub struct KvCache {
     pub(crate) tokens: Vec<u32>,
     pub(crate) policy: Retaining,
     pub(crate) prefixes: Prefixes,
-    /// Counters that are nobody's; the rest is put together when it is asked for.
+    /// Counters; the rest is put together when it is asked for.
     pub(crate) stats: CacheStats,
-    /// What is counted for tenants, summed.
-    pub(crate) totals: TenantStats,
     pub(crate) tenants: FxHashMap<TenantId, Tenant>,
     /// Counters of tenants that were forgotten, summed.
     pub(crate) retired: TenantStats,
@@ -122,7 +120,6 @@ impl KvCache {
             policy: Retaining::new(policy, config.blocks),
             prefixes: Prefixes::new(PinLimits { pool: config.blocks / 4, tenant: config.blocks / 4 }),
             stats: CacheStats::default(),
-            totals: TenantStats::default(),
             tenants: FxHashMap::default(),
             retired: TenantStats::default(),
             retire_at: TENANTS_LEAST,
@@ -219,10 +216,10 @@ impl KvCache {
         }
         let tenant = table.hashes.root().tenant;
         let available = self.available_to(tenant);
-        if !needed.fits(available) {
-            return Err(OutOfBlocks { needed, available });
-        }
         let refused = OutOfBlocks { needed, available };
+        if !needed.fits(available) {
+            return Err(refused);
+        }
         for group in 0..self.groups.len() {
             if let Some(tail) = self.shared_tail(table, group, tokens) {
                 self.replace_tail(table, group, tail, copies).ok_or(refused)?;
@@ -315,7 +312,7 @@ impl KvCache {
         let ended = table.transfers.iter().take_while(|(ticket, _)| arrived > computed && ticket.is_none());
         drop(table.transfers.drain(..ended.count()));
         table.confirmed = arrived;
-        table.query = Query::default();
+        table.query = QueryStats::default();
         if arrived == before {
             return Ok(());
         }
@@ -378,32 +375,21 @@ impl KvCache {
         debug_assert!(index as u32 >= table.declared_blocks(), "what is shared is its owner's to write");
         let own = table.lists[0][index];
         let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
-        let node = match self.nodes.find(&hash) {
-            None => self.insert(table, index, hash),
-            Some(node) => match self.place(0, node) {
-                None => node,
-                Some(duplicate) => {
-                    self.reference(0, duplicate);
-                    self.unreference(0, own);
-                    table.set(0, index, duplicate);
-                    self.stats.dedups += 1;
-                    return;
-                }
-            },
-        };
-        self.publish_block(own, node, tokens);
-        self.stats.published_blocks += 1;
-    }
-
-    /// A node of the table's block `index` of group 0.
-    fn insert(&mut self, table: &BlockTable, index: usize, hash: BlockHash) -> u32 {
+        if let Some(duplicate) = self.find_block(&hash) {
+            self.reference(0, duplicate);
+            self.unreference(0, own);
+            table.set(0, index, duplicate);
+            self.stats.dedups += 1;
+            return;
+        }
         let parent = self.parent(table, index);
-        let node = self.nodes.insert(parent, table.hashes.root().tenant, Some(hash));
+        let node = self.nodes.insert(parent, table.hashes.root().tenant, Some(hash), own.0);
         if let (Parent::Root(root), Some(before)) = (parent, index.checked_sub(1)) {
             let before = self.nodes.node(self.node_of(table.lists[0][before])).hash;
             self.nodes.set_behind(&root, before);
         }
-        node
+        self.publish_block(own, node, tokens);
+        self.stats.published_blocks += 1;
     }
 
     /// Blocks of the other groups that are full now become the places of the nodes that they end with, or give way to those

@@ -7,7 +7,6 @@ use crate::cache::KvCache;
 use crate::events::EventBatch;
 use crate::nodes::Parent;
 use crate::policy::NONE;
-use crate::stats::TenantStats;
 use crate::table::BlockTable;
 use crate::types::{BlockId, HOLE, Layout, TenantId};
 
@@ -32,6 +31,11 @@ pub enum Violation {
 
 pub(crate) fn count(what: &'static str, reported: u64, actual: u64) -> Result<(), Violation> {
     if reported == actual { Ok(()) } else { Err(Violation::Count { what, reported, actual }) }
+}
+
+/// There are `actual`, and no more than `limit` of them can be.
+pub(crate) fn at_most(what: &'static str, actual: u32, limit: u32) -> Result<(), Violation> {
+    count(what, actual.min(limit).into(), actual.into())
 }
 
 impl KvCache {
@@ -109,22 +113,10 @@ impl KvCache {
         let (size, ratio) = (config.block_tokens, config.block_tokens / self.config.block_tokens);
         let list = &table.lists[group];
         if group == 0 {
-            let (computed, capacity) = (table.computed, table.capacity());
-            count(
-                "positions of a table that fit its blocks",
-                computed.min(capacity).into(),
-                computed.into(),
-            )?;
-            let confirmed = table.confirmed;
-            count("positions confirmed, at most computed", computed.min(confirmed).into(), confirmed.into())?;
-            let shared = table.declared_blocks();
-            count(
-                "shared blocks of a table, all published",
-                table.published[0].min(shared).into(),
-                shared.into(),
-            )?;
-            let hashes = table.hashes.len().min(table.full_blocks(0));
-            count("hashes of a table's full blocks", hashes.into(), table.full_blocks(0).into())?;
+            at_most("positions computed, for which a table has blocks,", table.computed, table.capacity())?;
+            at_most("positions confirmed, which are computed,", table.confirmed, table.computed)?;
+            at_most("shared blocks, which are published,", table.declared_blocks(), table.published[0])?;
+            at_most("full blocks, which are hashed,", table.full_blocks(0), table.hashes.len())?;
         } else {
             let blocks = self.groups[group].blocks_of(table.capacity());
             // But for those of rows that may be taken back, or might have been.
@@ -238,9 +230,7 @@ impl KvCache {
             if self.place(group, node) != Some(BlockId(slot)) {
                 return fail("has a node that does not reside there");
             }
-            let Some(first) = self.place(0, node).map(|block| *self.slot(0, block)) else {
-                return fail("holds a node that group 0 does not");
-            };
+            let first = self.slot(0, self.block_of(node));
             if it.tenant != first.tenant || it.refs > first.refs {
                 return fail("is another tenant's than its node, or held more often");
             }
@@ -254,10 +244,11 @@ impl KvCache {
         let (mut listed, mut nodes) = (0, 0);
         for (id, node) in self.nodes.all() {
             nodes += 1;
-            let block = self.place(0, id);
-            let fail = |what| Err(Violation::Index { block: block.unwrap_or(HOLE), what });
-            if block.is_none() {
-                return fail("is a node that resides nowhere");
+            let block = self.block_of(id);
+            let slot = self.slot(0, block);
+            let fail = |what| Err(Violation::Index { block, what });
+            if slot.node() != Some(id) {
+                return fail("has another node than the one that resides there");
             }
             if let Some(parent) = self.nodes.parent_node(id) {
                 let before = self.nodes.node(parent);
@@ -267,27 +258,23 @@ impl KvCache {
                 {
                     return fail("continues a tail, another tenant's block, or is at a wrong depth");
                 }
-                let refs = |node: u32| self.place(0, node).map(|block| self.slot(0, block).refs);
-                if block.is_some() && refs(parent) < refs(id) {
-                    return fail("is on the device without its parent, or held more often");
+                if self.slot(0, self.block_of(parent)).refs < slot.refs {
+                    return fail("is held more often than its parent");
                 }
             }
             if !node.is_tail && self.nodes.find(&node.hash) != Some(id) {
                 return fail("is not found by its hash");
             }
-            if let Some(slot) = block.map(|block| self.slot(0, block)) {
-                let filled = u32::from(slot.filled);
-                if node.is_tail && (slot.refs > 0 || filled == 0 || filled >= self.config.block_tokens) {
-                    return fail("is a tail and held, or of impossible length");
-                }
-                if !node.is_tail && filled != self.config.block_tokens {
-                    return fail("is published and not full");
-                }
+            let filled = u32::from(slot.filled);
+            if node.is_tail && (slot.refs > 0 || filled == 0 || filled >= self.config.block_tokens) {
+                return fail("is a tail and held, or of impossible length");
             }
-            listed += self.check_children(Parent::Node(id))?;
-            let device =
-                self.nodes.children(Parent::Node(id)).filter(|child| self.place(0, *child).is_some());
-            count("children on the device", node.children.into(), device.count() as u64)?;
+            if !node.is_tail && filled != self.config.block_tokens {
+                return fail("is published and not full");
+            }
+            let children = self.check_children(Parent::Node(id))?;
+            count("children of a node", node.children.into(), children)?;
+            listed += children;
         }
         for root in self.nodes.roots() {
             let children = self.check_children(Parent::Root(root))?;
@@ -303,7 +290,7 @@ impl KvCache {
         let mut length = 0;
         for child in self.nodes.children(parent).take(self.nodes.capacity() as usize + 1) {
             if self.nodes.parent(child) != parent {
-                let block = self.place(0, child).unwrap_or(HOLE);
+                let block = self.block_of(child);
                 return Err(Violation::Index { block, what: "is listed by a parent it does not have" });
             }
             length += 1;
@@ -328,7 +315,7 @@ impl KvCache {
         let cached = self.groups[0].stats.cached_blocks;
         count("evictable blocks", self.policy.evictable().into(), cached.into())?;
         let pinned: FxHashSet<_> = self.prefixes.pinned().map(|(_, hash)| *hash).collect();
-        count("pinned blocks", self.totals.pinned_blocks.into(), pinned.len() as u64)
+        count("pinned blocks", self.stats.pinned_blocks.into(), pinned.len() as u64)
     }
 
     fn check_counts(&self) -> Result<(), Violation> {
@@ -363,17 +350,18 @@ impl KvCache {
             }
         }
         count("tenants that hold blocks and are not listed", 0, tenants.len() as u64)?;
-        let sum = |field: fn(&TenantStats) -> u64| {
-            let tenants: u64 = self.tenants.values().map(|tenant| field(&tenant.stats)).sum();
-            tenants + field(&self.retired)
-        };
-        let totals = &self.totals;
-        count("pinned blocks of all tenants", totals.pinned_blocks.into(), sum(|t| t.pinned_blocks.into()))?;
-        count("queries", totals.queries, sum(|t| t.queries))?;
-        count("query tokens", totals.query_tokens, sum(|t| t.query_tokens))?;
-        count("hit tokens", totals.hit_tokens, sum(|t| t.hit_tokens))?;
-        count("tail hit tokens", totals.tail_hit_tokens, sum(|t| t.tail_hit_tokens))?;
-        count("window miss tokens", totals.window_miss_tokens, sum(|t| t.window_miss_tokens))?;
-        count("evictions", self.groups[0].stats.evictions, sum(|t| t.evictions))
+        let mut sum = self.retired;
+        for tenant in self.tenants.values() {
+            sum.carry(&tenant.stats);
+            sum.pinned_blocks += tenant.stats.pinned_blocks;
+        }
+        let (all, of) = (&self.stats.queries, &sum.queries);
+        count("pinned blocks of all tenants", self.stats.pinned_blocks.into(), sum.pinned_blocks.into())?;
+        count("queries", all.count, of.count)?;
+        count("query tokens", all.tokens, of.tokens)?;
+        count("hit tokens", all.hit_tokens, of.hit_tokens)?;
+        count("tail hit tokens", all.tail_hit_tokens, of.tail_hit_tokens)?;
+        count("window miss tokens", all.window_miss_tokens, of.window_miss_tokens)?;
+        count("evictions", self.groups[0].stats.evictions, sum.evictions)
     }
 }

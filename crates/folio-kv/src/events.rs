@@ -155,7 +155,7 @@ impl KvCache {
     pub(crate) fn tell_node(&self, node: u32, into: &mut EventBatch) {
         if self.nodes.is_full(node) {
             into.events.push(self.event(node, true));
-            into.tokens.extend_from_slice(self.tokens_of_node(node));
+            into.tokens.extend_from_slice(self.tokens_of(self.block_of(node)));
         }
     }
 
@@ -164,16 +164,8 @@ impl KvCache {
             return;
         }
         let event = self.event(node, stored);
-        let (block, size) = (self.place(0, node), self.config.block_tokens as usize);
-        let tokens = block
-            .filter(|_| stored)
-            .map_or(0..0, |block| block.0 as usize * size..(block.0 as usize + 1) * size);
+        let tokens = if stored { self.place_of_tokens(self.block_of(node)) } else { 0..0 };
         self.events.push(event, &self.tokens[tokens]);
-    }
-
-    /// Of the full block in which a node resides.
-    fn tokens_of_node(&self, node: u32) -> &[u32] {
-        self.place(0, node).map_or(&[], |block| self.tokens_of(block))
     }
 
     /// Of the block before a node's; `None` of the first of a chain.

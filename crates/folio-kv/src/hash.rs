@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::types::{BlockHash, Declared, Identity, Root, TenantId, TierId};
+use crate::types::{BlockHash, Declared, Identity, Root, SecretKey, TenantId, TierId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
@@ -35,7 +35,7 @@ impl Root {
         Root {
             tenant: identity.tenant,
             hash: BlockHash(*hasher.finalize().as_bytes()),
-            key: blake3::derive_key(BLOCK_CONTEXT, identity.tenant_secret),
+            key: SecretKey(blake3::derive_key(BLOCK_CONTEXT, identity.tenant_secret)),
             declared: None,
         }
     }
@@ -54,7 +54,7 @@ impl Root {
 
     /// What the tenant's blocks are sealed with outside the process.
     pub fn data_key(&self) -> [u8; 32] {
-        blake3::derive_key(DATA_CONTEXT, &self.key)
+        blake3::derive_key(DATA_CONTEXT, &self.key.0)
     }
 
     /// The same from the tenant's secret alone: it is one key for all of its models.
@@ -100,7 +100,7 @@ impl Root {
     /// Hash of the block that holds `tokens` after everything `parent` stands for.
     pub(crate) fn chain(&self, parent: &BlockHash, tokens: &[u32]) -> BlockHash {
         if tokens.len() > STACK_TOKENS {
-            let mut hasher = blake3::Hasher::new_keyed(&self.key);
+            let mut hasher = blake3::Hasher::new_keyed(&self.key.0);
             hasher.update(&parent.0);
             for token in tokens {
                 hasher.update(&token.to_le_bytes());
@@ -112,7 +112,7 @@ impl Root {
         for (slot, token) in bytes[32..].chunks_exact_mut(4).zip(tokens) {
             slot.copy_from_slice(&token.to_le_bytes());
         }
-        BlockHash(*blake3::keyed_hash(&self.key, &bytes[..32 + 4 * tokens.len()]).as_bytes())
+        BlockHash(*blake3::keyed_hash(&self.key.0, &bytes[..32 + 4 * tokens.len()]).as_bytes())
     }
 }
 
@@ -361,10 +361,10 @@ mod tests {
         let tokens: Vec<u32> = (0..STACK_TOKENS as u32).collect();
         let mut bytes = root.hash.0.to_vec();
         bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
-        assert_eq!(root.chain(&root.hash, &tokens).0, *blake3::keyed_hash(&root.key, &bytes).as_bytes());
+        assert_eq!(root.chain(&root.hash, &tokens).0, *blake3::keyed_hash(&root.key.0, &bytes).as_bytes());
         bytes.extend(99u32.to_le_bytes());
         let longer: Vec<u32> = tokens.iter().copied().chain([99]).collect();
-        assert_eq!(root.chain(&root.hash, &longer).0, *blake3::keyed_hash(&root.key, &bytes).as_bytes());
+        assert_eq!(root.chain(&root.hash, &longer).0, *blake3::keyed_hash(&root.key.0, &bytes).as_bytes());
     }
 
     #[test]

@@ -30,7 +30,8 @@ use rustc_hash::FxHashMap;
 use crate::cache::{CommitRefused, KvCache};
 use crate::counts::GroupCounts;
 use crate::retention::Retention;
-use crate::table::{BlockTable, Lists, Query};
+use crate::stats::QueryStats;
+use crate::table::{BlockTable, Lists};
 use crate::types::{BlockHash, BlockId, HOLE};
 
 /// Names a reader's hold, for ever.
@@ -206,7 +207,7 @@ impl KvCache {
         let mut lineage = Lineage::default();
         for content in contents {
             let first = (content.group == 0).then_some(content.block);
-            let ends_with = || self.place(0, self.nodes.find(&content.hash)?);
+            let ends_with = || self.find_block(&content.hash);
             if let Some(block) = first {
                 lineage.parents.push(self.parent_hash(self.node_of(block)));
                 lineage.tokens.extend_from_slice(self.tokens_of(block));
@@ -333,11 +334,14 @@ impl KvCache {
             return Ok(());
         }
         self.commit(table, tokens, before)?;
-        if query.queries > 0 {
+        if query.count > 0 {
             // No step of it was committed.
             let loaded = u64::from(table.computed - before);
-            self.count(table.hashes.root().tenant, Query { hit: loaded, ..Query::default() });
-            table.query = Query { hit: query.hit + loaded, ..query };
+            self.count(
+                table.hashes.root().tenant,
+                QueryStats { hit_tokens: loaded, ..QueryStats::default() },
+            );
+            table.query = QueryStats { hit_tokens: query.hit_tokens + loaded, ..query };
         }
         Ok(())
     }

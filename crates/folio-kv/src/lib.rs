@@ -47,7 +47,6 @@ mod pool;
 mod prefixes;
 mod quota;
 mod retention;
-mod shadow;
 mod stats;
 mod table;
 mod types;
@@ -68,8 +67,7 @@ pub use policy::{
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
-pub use shadow::ShadowIndex;
-pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, TenantStats};
+pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, QueryStats, TenantStats};
 pub use table::BlockTable;
 pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,

@@ -39,6 +39,17 @@ impl Links {
         Self(vec![Link { older: ABSENT, younger: NONE }; blocks as usize])
     }
 
+    /// Of none yet, with memory set aside.
+    pub fn with_capacity(blocks: u32) -> Self {
+        Self(Vec::with_capacity(blocks as usize))
+    }
+
+    /// One more, in no list. Returns its number.
+    pub fn add(&mut self) -> u32 {
+        self.0.push(Link { older: ABSENT, younger: NONE });
+        self.0.len() as u32 - 1
+    }
+
     /// Reads what is kept of the block, for nothing but to have it near.
     pub fn touch(&self, block: u32) -> u32 {
         self.0[block as usize].older

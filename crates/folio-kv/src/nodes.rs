@@ -1,14 +1,13 @@
 //! Content, wherever it is: which block of tokens continues which, and where a hash leads.
 //!
 //! Owns: the records of contents (nodes), the index over their hashes, and the shape of the tree. Must never: decide who is
-//! evicted, count anything, or know more of storage than the slot of group 0 on the device that holds a node.
+//! evicted, count anything, or know more of storage than the block of group 0 that holds a node.
 //!
 //! It is a tree without token edges: a full block is found by its hash alone, and a parent keeps a list of its children,
 //! newest first, for the sub-block search and for what depends on it. A *tail* (a block that is not full) is in its parent's
 //! list and not in the index.
 //!
-//! A node is there while group 0 holds its content in some tier. On the device a chain is closed to the front: the parent of
-//! a node that resides there does so too.
+//! A node is there while a block of group 0 holds its content, and a chain is closed to the front: so is its parent.
 //!
 //! The index is a table of words, open addressing: a node's number, and in the bits that it does not need some of its hash, so
 //! that a probe touches a node's record only to find it.
@@ -38,13 +37,13 @@ pub(crate) struct Node {
     first_child: u32,
     prev_sibling: u32,
     next_sibling: u32,
-    /// Its slot in group 0 on the device, or [`NONE`].
-    slot: u32,
-    /// Children that reside on the device.
+    /// Its block of group 0.
+    pub block: u32,
+    /// How many nodes continue it.
     pub children: u32,
     /// Nodes before it, as far as they can be counted here.
     pub depth: u16,
-    /// Lookups that found it since it came to the device, up to 255.
+    /// Lookups that found it, up to 255.
     pub hits: u8,
     pub is_tail: bool,
 }
@@ -56,16 +55,9 @@ const ROOT: u32 = 1 << 31;
 /// Nodes that are looked up side by side.
 pub(crate) const RUN: usize = 64;
 
-impl Node {
-    /// Its block of group 0 on the device.
-    pub fn slot(&self) -> Option<u32> {
-        (self.slot != NONE).then_some(self.slot)
-    }
-}
-
 /// Where chains begin. An entry exists while it has children.
 #[derive(Clone, Copy, Debug)]
-struct Root {
+struct RootEntry {
     hash: BlockHash,
     first_child: u32,
     /// The block before it, where that is of a prefix that an operator declared.
@@ -79,7 +71,7 @@ pub(crate) struct Nodes {
     free: u32,
     len: u32,
     index: Index,
-    roots: Vec<Root>,
+    roots: Vec<RootEntry>,
     spare_roots: Vec<u32>,
     root_of: FxHashMap<BlockHash, u32>,
 }
@@ -94,7 +86,7 @@ impl Nodes {
             first_child: NONE,
             prev_sibling: NONE,
             next_sibling: if at + 1 < most { at + 1 } else { NONE },
-            slot: NONE,
+            block: NONE,
             children: 0,
             depth: 0,
             hits: 0,
@@ -128,7 +120,7 @@ impl Nodes {
         &mut self.nodes[node as usize]
     }
 
-    /// The full node with this hash, wherever it resides.
+    /// The full node with this hash.
     pub fn find(&self, hash: &BlockHash) -> Option<u32> {
         self.index.find(hash, &self.nodes)
     }
@@ -148,8 +140,8 @@ impl Nodes {
             count += 1;
         }
         let touched =
-            run[..count].iter().map(|node| self.nodes.get(*node as usize).map_or(0, |node| node.slot));
-        std::hint::black_box(touched.fold(0, |all, slot| all ^ slot));
+            run[..count].iter().map(|node| self.nodes.get(*node as usize).map_or(0, |node| node.block));
+        std::hint::black_box(touched.fold(0, |all, block| all ^ block));
         for (at, hash) in wanted[..count].iter().flatten().enumerate() {
             match self.find(hash) {
                 Some(node) => run[at] = node,
@@ -201,12 +193,8 @@ impl Nodes {
         std::iter::successors(link(first), move |node| link(self.node(*node).next_sibling))
     }
 
-    pub fn is_childless(&self, node: u32) -> bool {
-        self.node(node).first_child == NONE
-    }
-
-    /// A node that continues `parent` and resides nowhere yet; `hash` of a full one, none for a tail.
-    pub fn insert(&mut self, parent: Parent, tenant: TenantId, hash: Option<BlockHash>) -> u32 {
+    /// A node that continues `parent`, with its block of group 0; `hash` of a full one, none for a tail.
+    pub fn insert(&mut self, parent: Parent, tenant: TenantId, hash: Option<BlockHash>, block: u32) -> u32 {
         let id = self.free;
         assert!(id != NONE, "there are as many records as blocks of group 0");
         let (parent, depth) = match parent {
@@ -222,7 +210,7 @@ impl Nodes {
             first_child: NONE,
             prev_sibling: NONE,
             next_sibling: NONE,
-            slot: NONE,
+            block,
             children: 0,
             depth,
             hits: 0,
@@ -232,13 +220,16 @@ impl Nodes {
             self.index.insert(&hash, id);
         }
         self.link(id);
+        if let Some(parent) = self.parent_node(id) {
+            self.node_mut(parent).children += 1;
+        }
         id
     }
 
     fn root(&mut self, hash: BlockHash) -> u32 {
         let (roots, spare) = (&mut self.roots, &mut self.spare_roots);
         *self.root_of.entry(hash).or_insert_with(|| {
-            let entry = Root { hash, first_child: NONE, behind: None };
+            let entry = RootEntry { hash, first_child: NONE, behind: None };
             match spare.pop() {
                 Some(at) => {
                     roots[at as usize] = entry;
@@ -252,9 +243,9 @@ impl Nodes {
         })
     }
 
-    /// Forgets a node without children that resides nowhere.
-    pub fn remove(&mut self, node: u32) {
-        debug_assert!(self.is_childless(node) && self.node(node).slot == NONE);
+    /// Forgets a node without children; returns its parent if that has none any more.
+    pub fn remove(&mut self, node: u32) -> Option<u32> {
+        debug_assert!(self.node(node).first_child == NONE);
         if !self.node(node).is_tail {
             self.index.remove(node, &self.nodes);
         }
@@ -269,24 +260,7 @@ impl Nodes {
         let it = self.node_mut(node);
         (it.parent, it.next_sibling) = (NONE, free);
         self.len -= 1;
-    }
-
-    /// The node's content is in this block of group 0 on the device from now on.
-    pub fn place(&mut self, node: u32, slot: u32) {
-        let it = self.node_mut(node);
-        debug_assert_eq!(it.slot, NONE);
-        (it.slot, it.hits) = (slot, 0);
-        if let Some(parent) = self.parent_node(node) {
-            self.node_mut(parent).children += 1;
-        }
-    }
-
-    /// It is not on the device any more; returns the parent if none of its children is there now.
-    pub fn unplace(&mut self, node: u32) -> Option<u32> {
-        let it = self.node_mut(node);
-        debug_assert!(it.slot != NONE && it.children == 0);
-        it.slot = NONE;
-        let parent = self.parent_node(node)?;
+        let parent = (parent & ROOT == 0).then_some(parent)?;
         let children = &mut self.node_mut(parent).children;
         *children -= 1;
         (*children == 0).then_some(parent)
@@ -440,10 +414,10 @@ mod tests {
                 word = word.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let of = (word >> 33) as u32 % (2 * most);
                 match there.remove(&of) {
-                    Some(node) => nodes.remove(node),
+                    Some(node) => drop(nodes.remove(node)),
                     None if nodes.len() < most => {
                         let root = Parent::Root(BlockHash([9; 32]));
-                        there.insert(of, nodes.insert(root, TenantId(0), Some(hash(of, spread))));
+                        there.insert(of, nodes.insert(root, TenantId(0), Some(hash(of, spread)), of));
                     }
                     None => {}
                 }
@@ -459,20 +433,14 @@ mod tests {
     fn who_has_no_children_has_no_entry_and_the_newest_child_is_first() {
         let mut nodes = Nodes::new(4);
         let root = Parent::Root(BlockHash([1; 32]));
-        let [a, b, c] = [1, 2, 3].map(|of| nodes.insert(root, TenantId(of), Some(hash(of, 9))));
+        let [a, b, c] = [1, 2, 3].map(|of| nodes.insert(root, TenantId(of), Some(hash(of, 9)), of));
         assert_eq!(nodes.children(root).collect::<Vec<_>>(), [c, b, a]);
         nodes.touch(a);
         assert_eq!(nodes.children(root).collect::<Vec<_>>(), [a, c, b]);
-        let tail = nodes.insert(Parent::Node(a), TenantId(1), None);
-        nodes.place(a, 7);
-        nodes.place(tail, 8);
-        assert_eq!(
-            (nodes.node(a).children, nodes.parent(tail), nodes.unplace(tail)),
-            (1, Parent::Node(a), Some(a))
-        );
-        nodes.remove(tail);
-        assert_eq!(nodes.unplace(a), None);
-        [b, a, c].into_iter().for_each(|node| nodes.remove(node));
+        let tail = nodes.insert(Parent::Node(a), TenantId(1), None, 8);
+        assert_eq!((nodes.node(a).children, nodes.parent(tail)), (1, Parent::Node(a)));
+        assert_eq!((nodes.remove(tail), nodes.node(a).children), (Some(a), 0));
+        [b, a, c].into_iter().for_each(|node| assert_eq!(nodes.remove(node), None));
         assert_eq!((nodes.roots().count(), nodes.len()), (0, 0));
     }
 }

@@ -14,7 +14,7 @@ use crate::types::TenantId;
 
 /// 16 bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct BlockSlot {
     /// Tables, copies, pins and holds.
     pub refs: u32,
     /// The node whose content it holds, or [`NONE`]; of a free slot the next free one.
@@ -28,9 +28,9 @@ pub(crate) struct Slot {
     pub protected: bool,
 }
 
-const _: () = assert!(size_of::<Slot>() == 16);
+const _: () = assert!(size_of::<BlockSlot>() == 16);
 
-impl Slot {
+impl BlockSlot {
     pub fn is_cached(&self) -> bool {
         self.refs == 0 && self.node != NONE
     }
@@ -43,7 +43,7 @@ impl Slot {
 
 #[derive(Debug)]
 pub(crate) struct Pool {
-    slots: Vec<Slot>,
+    slots: Vec<BlockSlot>,
     /// The free slot that is taken next, and how many there are.
     next: u32,
     free: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub fn new(slots: u32) -> Self {
-        let slot = |at: u32| Slot {
+        let slot = |at: u32| BlockSlot {
             refs: 0,
             node: if at + 1 < slots { at + 1 } else { NONE },
             tenant: TenantId(0),
@@ -81,15 +81,15 @@ impl Pool {
         self.is_free[slot as usize / 64] >> (slot % 64) & 1 == 1
     }
 
-    pub fn slot(&self, slot: u32) -> &Slot {
+    pub fn slot(&self, slot: u32) -> &BlockSlot {
         &self.slots[slot as usize]
     }
 
-    pub fn get(&self, slot: u32) -> Option<&Slot> {
+    pub fn get(&self, slot: u32) -> Option<&BlockSlot> {
         self.slots.get(slot as usize)
     }
 
-    pub fn slot_mut(&mut self, slot: u32) -> &mut Slot {
+    pub fn slot_mut(&mut self, slot: u32) -> &mut BlockSlot {
         &mut self.slots[slot as usize]
     }
 
@@ -122,7 +122,7 @@ impl Pool {
     }
 
     /// Everything but what is free.
-    pub fn used(&self) -> impl Iterator<Item = (u32, &Slot)> {
+    pub fn used(&self) -> impl Iterator<Item = (u32, &BlockSlot)> {
         (0..self.len()).zip(&self.slots).filter(|(at, _)| !self.is_free(*at))
     }
 }

@@ -245,11 +245,7 @@ impl KvCache {
         pin: bool,
         spare: u32,
     ) -> Result<PrefixInfo, KeepRefused> {
-        let blocks = self.cached_run(hashes.iter(false));
-        if (blocks.len() as u32) < hashes.len() {
-            let cached_tokens = blocks.len() as u32 * self.config.block_tokens;
-            return Err(KeepRefused::NotCached { tokens, cached_tokens });
-        }
+        let blocks = self.whole(hashes.iter(false), hashes.len(), tokens)?;
         self.keep_blocks(hashes.root().tenant, tokens, &blocks, retention, pin, spare)
     }
 
@@ -293,7 +289,7 @@ impl KvCache {
     }
 
     /// The block of a record at `index`, if it is cached.
-    fn block_of(&self, record: &Record, index: u32) -> Option<BlockId> {
+    fn block_at(&self, record: &Record, index: u32) -> Option<BlockId> {
         #[cfg(test)]
         self.prefixes.looked_up.set(self.prefixes.looked_up.get() + 1);
         self.find_block(record.hashes.get(index as usize)?)
@@ -311,7 +307,7 @@ impl KvCache {
         while from < to {
             // Most are cached as a whole: the end first.
             let middle = if to as usize == record.hashes.len() { to - 1 } else { from + (to - from) / 2 };
-            match self.block_of(record, middle) {
+            match self.block_at(record, middle) {
                 Some(_) => from = middle + 1,
                 None => to = middle,
             }
@@ -336,7 +332,7 @@ impl KvCache {
         let groups: Vec<(usize, u32, u32)> = self.others().filter_map(needed).collect();
         let first_of_all = groups.iter().map(|(_, first, _)| *first).min()?;
         (first_of_all..blocks).rev().find(|at| {
-            let node = self.block_of(record, *at).map(|block| self.node_of(block));
+            let node = self.block_at(record, *at).map(|block| self.node_of(block));
             groups.iter().any(|(group, first, ratio)| {
                 let ends = (at + 1) % ratio == 0 || at + 1 == blocks;
                 at >= first && ends && node.and_then(|node| self.place(*group, node)).is_none()
@@ -382,14 +378,23 @@ impl KvCache {
         pin: bool,
         spare: u32,
     ) -> Option<Result<PrefixInfo, KeepRefused>> {
-        let record = self.prefixes.get(tenant, id)?;
-        let blocks = self.cached_run(record.hashes.iter());
-        let tokens = record.hashes.len() as u32 * self.config.block_tokens;
-        if blocks.len() < record.hashes.len() {
-            let cached_tokens = blocks.len() as u32 * self.config.block_tokens;
-            return Some(Err(KeepRefused::NotCached { tokens, cached_tokens }));
-        }
-        Some(self.keep_blocks(tenant, tokens, &blocks, retention, pin, spare))
+        let hashes = &self.prefixes.get(tenant, id)?.hashes;
+        let tokens = hashes.len() as u32 * self.config.block_tokens;
+        let blocks = self.whole(hashes.iter(), hashes.len() as u32, tokens);
+        Some(blocks.and_then(|blocks| self.keep_blocks(tenant, tokens, &blocks, retention, pin, spare)))
+    }
+
+    /// The blocks of a chain of `count`, if all are on the device.
+    fn whole<'a>(
+        &self,
+        chain: impl Iterator<Item = &'a BlockHash>,
+        count: u32,
+        tokens: u32,
+    ) -> Result<Vec<BlockId>, KeepRefused> {
+        let blocks = self.cached_run(chain);
+        let cached_tokens = blocks.len() as u32 * self.config.block_tokens;
+        let is_whole = blocks.len() as u32 == count;
+        if is_whole { Ok(blocks) } else { Err(KeepRefused::NotCached { tokens, cached_tokens }) }
     }
 
     /// Forgets a record, its pin, and its content: what continues it and what only it contained, as far as no table and
@@ -412,7 +417,7 @@ impl KvCache {
         }
         let mut dropped = 0;
         for &node in below.iter().skip(1).rev() {
-            dropped += self.place(0, node).map_or(0, |block| self.drop_block(block));
+            dropped += self.drop_block(self.block_of(node));
         }
         for &block in blocks.iter().rev() {
             let kept = block != last && self.prefixes.ends_with(tenant, &self.hash_of(block));
@@ -427,12 +432,12 @@ impl KvCache {
 
     /// Frees a block nobody holds; returns the tokens it held, 0 if it stays.
     fn drop_block(&mut self, block: BlockId) -> u64 {
-        let slot = *self.slot(0, block);
-        if !slot.is_cached() || self.nodes.node(self.node_of(block)).children > 0 {
+        if !self.is_cached_leaf(block.0) {
             return 0;
         }
+        let tokens = self.slot(0, block).filled.into();
         self.free_block(block);
-        slot.filled.into()
+        tokens
     }
 
     /// Makes room for records: those of which nothing is cached.
@@ -469,14 +474,14 @@ impl KvCache {
             let (pinned_tokens, limit_tokens) = (u64::from(mine) * size, u64::from(limit) * size);
             return Err(KeepRefused::PinLimit { tokens, pinned_tokens, limit_tokens });
         }
-        if fresh + self.totals.pinned_blocks > limits.pool {
+        if fresh + self.stats.pinned_blocks > limits.pool {
             return Err(KeepRefused::PinsFull { tokens });
         }
         if idle > spare {
             return Err(KeepRefused::Busy);
         }
         blocks.iter().for_each(|block| self.reference(0, *block));
-        self.totals.pinned_blocks += fresh;
+        self.stats.pinned_blocks += fresh;
         self.tenants.entry(tenant).or_default().stats.pinned_blocks += fresh;
         Ok(())
     }
@@ -485,7 +490,7 @@ impl KvCache {
         let loose = blocks.len() as u32 - self.prefixes.pinned_of(tenant, id, hashes);
         // The tail first, as a table gives its blocks back.
         blocks.iter().rev().for_each(|block| self.unreference(0, *block));
-        self.totals.pinned_blocks -= loose;
+        self.stats.pinned_blocks -= loose;
         self.tenants.entry(tenant).or_default().stats.pinned_blocks -= loose;
     }
 

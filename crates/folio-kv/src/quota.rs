@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::Held;
 use crate::cache::KvCache;
-use crate::check::Violation;
+use crate::check::{Violation, at_most, count};
 use crate::types::TenantId;
 
 /// Blocks of group 0.
@@ -182,23 +182,14 @@ impl KvCache {
         };
         let Quota { ceiling, .. } = self.quota(tenant);
         let (held, own) = (count_of(tenant, false), count_of(tenant, true));
-        if held > ceiling {
-            return Err(Violation::Count {
-                what: "blocks of a tenant, at most its ceiling,",
-                reported: ceiling.into(),
-                actual: held.into(),
-            });
-        }
+        at_most("blocks of a tenant, at most its ceiling,", held, ceiling)?;
         let others = self.tenants.keys().filter(|other| **other != tenant).map(|other| {
             let above = count_of(*other, false).saturating_sub(self.quota(*other).guarantee);
             above.min(count_of(*other, true))
         });
         let pool = self.groups[0].pool.free() + others.sum::<u32>() + own;
-        let (reported, actual) = (self.room(tenant), (pool, ceiling - held + own));
-        if reported != actual {
-            let (reported, actual) = (reported.0.min(reported.1).into(), actual.0.min(actual.1).into());
-            return Err(Violation::Count { what: "room of a tenant", reported, actual });
-        }
-        Ok(())
+        let room = self.room(tenant);
+        count("room of a tenant in the pool", room.0.into(), pool.into())?;
+        count("room of a tenant below its ceiling", room.1.into(), (ceiling - held + own).into())
     }
 }

@@ -1,9 +1,10 @@
 //! Figures the cache reports about itself. Plain data; gauges are exact at the call, counters only grow (except that
 //! `KvCache::release` takes back what `attach` counted for a table that never ran).
 
+use std::ops::{Add, Sub};
+
 use crate::cache::KvCache;
 use crate::counts::MAX_GROUPS;
-use crate::table::Query;
 use crate::types::{GroupConfig, TenantId};
 
 /// Most cache groups beside group 0.
@@ -31,14 +32,7 @@ pub struct CacheStats {
     pub closed_slots: u64,
     /// Of `closed_slots`, those that were written (counter).
     pub closed_written_slots: u64,
-    /// Calls of `attach` (counter).
-    pub queries: u64,
-    /// Prompt tokens asked for (counter).
-    pub query_tokens: u64,
-    /// Prompt tokens attached, tails included (counter).
-    pub hit_tokens: u64,
-    /// Of `hit_tokens`, those reused by copying part of a block (counter).
-    pub tail_hit_tokens: u64,
+    pub queries: QueryStats,
     /// Blocks handed to a table for writing (counter).
     pub allocations: u64,
     /// Cached blocks whose content was dropped to make room (counter).
@@ -51,11 +45,45 @@ pub struct CacheStats {
     pub superseded_tails: u64,
     /// Full blocks added to the index (counter).
     pub published_blocks: u64,
-    /// Prompt tokens that group 0 holds in full blocks and that had to be computed again, because a window group had given
-    /// up what a hit there needs (counter).
-    pub window_miss_tokens: u64,
     /// Groups 1 and up; where `block_tokens` is 0 there is none. See [`CacheStats::windows()`].
     pub windows: [GroupStats; MAX_WINDOWS],
+}
+
+/// What `attach` was asked for, and found (counters).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueryStats {
+    pub count: u64,
+    /// Of prompts.
+    pub tokens: u64,
+    /// Of `tokens`, those attached, tails included.
+    pub hit_tokens: u64,
+    /// Of `hit_tokens`, those reused by copying part of a block.
+    pub tail_hit_tokens: u64,
+    /// Prompt tokens that group 0 holds in full blocks and that had to be computed again, because a window group had given
+    /// up what a hit there needs.
+    pub window_miss_tokens: u64,
+    pub copies: u64,
+}
+
+impl QueryStats {
+    fn zip(&self, other: &Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            count: of(self.count, other.count),
+            tokens: of(self.tokens, other.tokens),
+            hit_tokens: of(self.hit_tokens, other.hit_tokens),
+            tail_hit_tokens: of(self.tail_hit_tokens, other.tail_hit_tokens),
+            window_miss_tokens: of(self.window_miss_tokens, other.window_miss_tokens),
+            copies: of(self.copies, other.copies),
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        *self = self.zip(other, u64::add);
+    }
+
+    pub(crate) fn take_back(&mut self, other: &Self) {
+        *self = self.zip(other, u64::sub);
+    }
 }
 
 /// The pool of one cache group on the device. `free + cached + active == blocks` always.
@@ -149,14 +177,9 @@ pub struct TenantStats {
     pub active_blocks: u32,
     pub cached_blocks: u32,
     pub pinned_blocks: u32,
-    pub queries: u64,
-    pub query_tokens: u64,
-    pub hit_tokens: u64,
-    pub tail_hit_tokens: u64,
+    pub queries: QueryStats,
     /// Cached blocks of this tenant that were dropped to make room, for whomever (counter).
     pub evictions: u64,
-    /// See [`CacheStats::window_miss_tokens`].
-    pub window_miss_tokens: u64,
     /// Blocks of each group from 1 on.
     pub active_windows: [u32; MAX_WINDOWS],
     pub cached_windows: [u32; MAX_WINDOWS],
@@ -165,28 +188,8 @@ pub struct TenantStats {
 impl TenantStats {
     /// Adds the counters of a time before; what is held is of now.
     pub fn carry(&mut self, before: &Self) {
-        self.queries += before.queries;
-        self.query_tokens += before.query_tokens;
-        self.hit_tokens += before.hit_tokens;
-        self.tail_hit_tokens += before.tail_hit_tokens;
+        self.queries.add(&before.queries);
         self.evictions += before.evictions;
-        self.window_miss_tokens += before.window_miss_tokens;
-    }
-
-    pub(crate) fn add(&mut self, query: &Query) {
-        self.queries += query.queries;
-        self.query_tokens += query.tokens;
-        self.hit_tokens += query.hit;
-        self.tail_hit_tokens += query.tail_hit;
-        self.window_miss_tokens += query.window_miss;
-    }
-
-    pub(crate) fn take_back(&mut self, query: &Query) {
-        self.queries -= query.queries;
-        self.query_tokens -= query.tokens;
-        self.hit_tokens -= query.hit;
-        self.tail_hit_tokens -= query.tail_hit;
-        self.window_miss_tokens -= query.window_miss;
     }
 }
 
@@ -197,7 +200,6 @@ impl KvCache {
             Some(GroupStats { free_blocks: group.pool.free(), ..group.stats })
         };
         let first = group(0).unwrap_or_default();
-        let totals = self.totals;
         CacheStats {
             blocks: first.blocks,
             block_tokens: first.block_tokens,
@@ -208,12 +210,7 @@ impl KvCache {
             active_written_slots: first.active_written_slots,
             allocations: first.allocations,
             evictions: first.evictions,
-            pinned_blocks: totals.pinned_blocks,
-            queries: totals.queries,
-            query_tokens: totals.query_tokens,
-            hit_tokens: totals.hit_tokens,
-            tail_hit_tokens: totals.tail_hit_tokens,
-            window_miss_tokens: totals.window_miss_tokens,
+            copies: self.stats.copies + self.stats.queries.copies,
             windows: std::array::from_fn(|at| group(at + 1).unwrap_or_default()),
             ..self.stats
         }

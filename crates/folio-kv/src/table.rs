@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
+use crate::stats::QueryStats;
 use crate::types::{BlockId, GroupConfig, HOLE, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
@@ -49,18 +50,7 @@ pub struct BlockTable {
     /// Blocks that a lookup found in group 0 and could not attach: where a hit would have ended, had the windows been there.
     pub(crate) missed: u32,
     /// What `attach` counted for this table, until a step of it is committed.
-    pub(crate) query: Query,
-}
-
-/// What one `attach` added to the hit statistics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Query {
-    pub queries: u64,
-    pub tokens: u64,
-    pub hit: u64,
-    pub tail_hit: u64,
-    pub copies: u64,
-    pub window_miss: u64,
+    pub(crate) query: QueryStats,
 }
 
 /// Slots of each group, in one tier.
@@ -84,7 +74,7 @@ impl BlockTable {
             published: [0; MAX_GROUPS],
             transfers: Vec::new(),
             missed: 0,
-            query: Query::default(),
+            query: QueryStats::default(),
         }
     }
 
@@ -156,24 +146,16 @@ impl BlockTable {
         self.lists[group].last() != Some(&HOLE)
     }
 
-    pub(crate) fn config(&self, group: usize) -> GroupConfig {
-        self.groups[group]
-    }
-
     /// Tokens per block of a group.
     pub fn block_tokens(&self, group: usize) -> u32 {
-        self.config(group).block_tokens
-    }
-
-    /// First block of a group that the query at `computed` reads or writes.
-    pub(crate) fn first_block(&self, group: usize, computed: u32) -> u32 {
-        self.config(group).first_block(computed)
+        self.groups[group].block_tokens
     }
 
     /// Entries of a group from the first that the next query reads on.
     pub(crate) fn held(&self, group: usize) -> &[BlockId] {
         let blocks = &self.lists[group];
-        &blocks[(self.first_block(group, self.computed) as usize).min(blocks.len())..]
+        let first = self.groups[group].first_block(self.computed) as usize;
+        &blocks[first.min(blocks.len())..]
     }
 
     /// Positions `0 .. computed` need not be computed.
@@ -258,8 +240,8 @@ impl BlockTable {
 
     /// Blocks that are full, and published between steps.
     pub(crate) fn full_blocks(&self, group: usize) -> u32 {
-        let optional = self.config(group).optional;
-        let written = if optional { self.computed.min(self.written) } else { self.computed };
+        let written =
+            if self.groups[group].optional { self.computed.min(self.written) } else { self.computed };
         written / self.block_tokens(group)
     }
 

@@ -14,6 +14,10 @@ pub const HOLE: BlockId = BlockId(u32::MAX);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub u32);
 
+/// A tier off the device, by its place in their order: 0 is the nearest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierId(pub u8);
+
 /// Identity of a full block: a keyed 256-bit hash chained over everything before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub [u8; 32]);
@@ -27,23 +31,33 @@ impl std::fmt::Debug for BlockHash {
     }
 }
 
-/// Start of a hash chain. Two roots differ unless tenant secret, model digest, layout digest and extras are all equal.
+/// A key that is never in a log.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SecretKey(pub [u8; 32]);
+
+impl std::fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("..")
+    }
+}
+
+/// Start of a hash chain. Two roots differ unless tenant secret, model digest, layout digest and extras are all equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
     pub tenant: TenantId,
     pub(crate) hash: BlockHash,
     /// Key of the tenant's keyed hash: makes block hashes unguessable.
-    pub(crate) key: [u8; 32],
+    pub(crate) key: SecretKey,
     /// What an operator declared to be shared, and chains from here may begin with.
     pub(crate) declared: Option<Declared>,
 }
 
 /// The blocks of a prefix that an operator declared: computed for `tenant`, which is nobody, and read by others.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Declared {
     pub tenant: TenantId,
     pub hash: BlockHash,
-    pub key: [u8; 32],
+    pub key: SecretKey,
     /// At least one.
     pub blocks: u32,
     /// The root that the reader's own blocks hang on behind it: of the reader's key and the declared content.
@@ -64,25 +78,7 @@ pub struct Identity<'a> {
     pub extra: &'a [u8],
 }
 
-// By hand, so that no key and no secret is ever in a log.
-
-impl std::fmt::Debug for Root {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { tenant, hash, key: _, declared } = self;
-        let mut out = f.debug_struct("Root");
-        out.field("tenant", tenant).field("hash", hash).field("declared", declared).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Declared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { tenant, hash, key: _, blocks, boundary } = self;
-        let mut out = f.debug_struct("Declared");
-        out.field("tenant", tenant).field("hash", hash).field("blocks", blocks);
-        out.field("boundary", boundary).finish_non_exhaustive()
-    }
-}
-
+// By hand, so that the secret is never in a log.
 impl std::fmt::Debug for Identity<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Identity").field("tenant", &self.tenant).finish_non_exhaustive()
@@ -218,7 +214,7 @@ mod tests {
         let root = Root::derive(&reader).below(&Root::derive(&owner), &tokens, 4);
         let declared = root.declared.expect("two blocks are shared");
         let printed = format!("{owner:?} {reader:?} {root:?} {root:#?}");
-        for key in [secret, root.key, declared.key, Root::derive(&owner).key] {
+        for key in [secret, root.key.0, declared.key.0, Root::derive(&owner).key.0] {
             let bytes = key.map(|byte| byte.to_string()).join(", ");
             let hex = key.map(|byte| format!("{byte:02x}")).join("");
             for form in [&bytes[..16], &hex[..8]] {
@@ -228,7 +224,3 @@ mod tests {
         assert!(printed.contains("TenantId(8)"), "{printed}");
     }
 }
-
-/// A tier off the device, by its place in their order: 0 is the nearest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TierId(pub u8);

@@ -37,13 +37,13 @@ fn a_prefix_is_found_to_the_token_and_counted() {
     let (table, copy) = cache.attach_at(&root, &first, 9);
     assert_eq!(table.computed(), 9);
     assert_eq!(copy.first().copied().map(|c| c.tokens), Some(1));
-    assert_eq!(cache.stats().hit_tokens, 9);
-    assert_eq!(cache.stats().tail_hit_tokens, 1);
-    assert_eq!(cache.stats().query_tokens, 20);
+    assert_eq!(cache.stats().queries.hit_tokens, 9);
+    assert_eq!(cache.stats().queries.tail_hit_tokens, 1);
+    assert_eq!(cache.stats().queries.tokens, 20);
     assert_eq!(cache.stats().copies, 1);
     let tenant = cache.tenant_stats(TenantId(0));
     assert_eq!(
-        (tenant.query_tokens, tenant.hit_tokens, tenant.active_blocks, tenant.cached_blocks),
+        (tenant.queries.tokens, tenant.queries.hit_tokens, tenant.active_blocks, tenant.cached_blocks),
         (20, 9, 3, 1)
     );
     cache.check(&[&table]).unwrap();
@@ -233,7 +233,7 @@ fn without_a_block_for_the_tail_only_full_blocks_are_attached() {
     assert_eq!((full.computed(), copy.first().copied()), (4, None));
     let (none, copy) = cache.attach_at(&root, &tokens, 3);
     assert_eq!((none.computed(), copy.first().copied(), none.is_empty()), (0, None, true));
-    assert_eq!(cache.stats().hit_tokens, 4);
+    assert_eq!(cache.stats().queries.hit_tokens, 4);
     cache.check(&[&full, &none, &other]).unwrap();
     for (table, tokens) in [(full, &tokens[..]), (none, &[]), (other, &range(100..104))] {
         cache.release(table, tokens);
@@ -317,8 +317,8 @@ fn tenants_are_walls() {
     let a = started(&mut cache, &alice, &tokens);
     let b = started(&mut cache, &bob, &tokens);
     assert!(a.blocks().iter().all(|block| !b.blocks().contains(block)));
-    assert_eq!(cache.tenant_stats(TenantId(2)).hit_tokens, 0);
-    assert_eq!(cache.tenant_stats(TenantId(1)).hit_tokens, 10);
+    assert_eq!(cache.tenant_stats(TenantId(2)).queries.hit_tokens, 0);
+    assert_eq!(cache.tenant_stats(TenantId(1)).queries.hit_tokens, 10);
     let (ours, theirs) = (
         cache.hashes_at(&alice, &tokens).iter(true).copied().collect::<Vec<_>>(),
         cache.hashes_at(&bob, &tokens).iter(true).copied().collect::<Vec<_>>(),
@@ -410,7 +410,7 @@ impl EvictionPolicy for Faulty {
     fn on_remove(&mut self, _block: BlockId, _meta: &BlockMeta) {
         self.freed -= 1;
     }
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         self.calls += 1;
         [Some(BlockId(0)), Some(BlockId(u32::MAX)), None][self.calls as usize % 3]
     }
@@ -475,8 +475,8 @@ impl EvictionPolicy for Recorder {
         self.note("remove", block, meta);
         self.lru.on_remove(block, meta);
     }
-    fn victim(&mut self, taker: TenantId) -> Option<BlockId> {
-        self.lru.victim(taker)
+    fn victim(&mut self) -> Option<BlockId> {
+        self.lru.victim()
     }
     fn evictable(&self) -> u32 {
         self.lru.evictable()
@@ -585,9 +585,9 @@ fn what_is_found_and_cannot_be_copied_is_no_hit() {
 fn abandoning_after_a_commit_keeps_the_count_of_what_was_served() {
     let (mut cache, root) = (cache(8, 4), root(0));
     let table = started(&mut cache, &root, &range(0..6));
-    let queried = cache.stats().query_tokens;
+    let queried = cache.stats().queries.tokens;
     cache.release(table, &range(0..6));
-    assert_eq!((queried, cache.stats().query_tokens), (6, 6));
+    assert_eq!((queried, cache.stats().queries.tokens), (6, 6));
     assert_eq!(cache.stats().closed_slots, 8);
 }
 

@@ -419,10 +419,10 @@ impl World {
         let taken = if expected > 0 { part(expected) } else { GroupCounts::default() };
         assert!(available.saturating_sub(found.idle_blocks + taken).fits(self.cache.available()));
         let after = self.cache.stats();
-        assert_eq!(after.hit_tokens - before.hit_tokens, u64::from(table.computed()));
-        assert_eq!(after.query_tokens - before.query_tokens, tokens.len() as u64);
+        assert_eq!(after.queries.hit_tokens - before.queries.hit_tokens, u64::from(table.computed()));
+        assert_eq!(after.queries.tokens - before.queries.tokens, tokens.len() as u64);
         let tail = expected.saturating_sub(full);
-        assert_eq!(after.tail_hit_tokens - before.tail_hit_tokens, u64::from(tail));
+        assert_eq!(after.queries.tail_hit_tokens - before.queries.tail_hit_tokens, u64::from(tail));
         for copy in copies {
             let (group, size) = (copy.group as usize, self.layout(copy.group as usize).1);
             assert_eq!((copy.tokens, Some(&copy.to)), (expected % size, table.group(group).last()));
@@ -849,7 +849,7 @@ proptest! {
             }
         }
         prop_assert_eq!(cache.stats().evictions, 0);
-        prop_assert_eq!(cache.stats().window_miss_tokens, 0);
+        prop_assert_eq!(cache.stats().queries.window_miss_tokens, 0);
         let tables: Vec<&BlockTable> = running.iter().map(|(_, _, table)| table).collect();
         cache.check(&tables).expect("invariants");
     }

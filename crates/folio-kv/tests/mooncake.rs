@@ -61,11 +61,11 @@ fn replay<'a>(
     assert!(copies.is_empty());
     let stats = cache.stats();
     assert_eq!(
-        stats.hit_tokens + stats.published_blocks,
-        stats.query_tokens,
+        stats.queries.hit_tokens + stats.published_blocks,
+        stats.queries.tokens,
         "each block was found or computed"
     );
-    stats.hit_tokens
+    stats.queries.hit_tokens
 }
 
 /// Compares every published capacity; does nothing where the trace is absent.

@@ -163,7 +163,7 @@ fn found_beside(policy: Box<dyn EvictionPolicy>, loud: impl Fn(u32) -> Option<u8
         cache.release(table, &text(which, 3));
     }
     cache.check(&[]).expect("invariants");
-    cache.tenant_stats(TenantId(2)).hit_tokens
+    cache.tenant_stats(TenantId(2)).queries.hit_tokens
 }
 
 #[test]

@@ -91,9 +91,9 @@ fn a_hit_needs_only_the_last_window() {
     assert_eq!(cache.probe_at(&root, &tokens[..28]), 28);
     assert_eq!(cache.probe_at(&root, &tokens[..20]), 0);
     let (table, _) = cache.attach_at(&root, &tokens[..20], 20);
-    assert_eq!((table.computed(), cache.stats().window_miss_tokens), (0, 20));
+    assert_eq!((table.computed(), cache.stats().queries.window_miss_tokens), (0, 20));
     cache.release(table, &[]);
-    assert_eq!(cache.stats().window_miss_tokens, 0);
+    assert_eq!(cache.stats().queries.window_miss_tokens, 0);
 }
 
 #[test]
@@ -130,10 +130,10 @@ fn a_beginning_that_was_missed_once_is_kept_when_it_is_computed_again() {
     };
     assert_eq!(answer(&mut cache, &first), 0);
     assert_eq!(answer(&mut cache, &second), 0, "its window was passed and recycled");
-    assert_eq!(cache.stats().window_miss_tokens, 16);
+    assert_eq!(cache.stats().queries.window_miss_tokens, 16);
     assert_eq!(answer(&mut cache, &with(3000)), 16);
     assert_eq!(answer(&mut cache, &with(4000)), 16);
-    assert_eq!(cache.stats().window_miss_tokens, 16);
+    assert_eq!(cache.stats().queries.window_miss_tokens, 16);
     cache.check(&[]).unwrap();
 }
 

@@ -106,7 +106,7 @@ impl RunReport {
         (self.drafts, self.accepted_drafts) = counters.draft_tokens();
         self.windowed = u64::from(!cache.windows().is_empty());
         self.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
-        self.window_miss_tokens = cache.window_miss_tokens;
+        self.window_miss_tokens = cache.queries.window_miss_tokens;
         self.stopped = counters.finished_stop;
         self.length = counters.finished_length;
         self.cancelled = counters.finished_cancelled;

@@ -20,7 +20,7 @@ use crate::request::AdapterId;
 const ANSWER_TOKENS_MAX: usize = 4096;
 
 /// Whose answers, and with which weights.
-pub type Owner = (TenantId, Option<AdapterId>);
+pub type AnswersOwner = (TenantId, Option<AdapterId>);
 
 #[derive(Debug, Default)]
 struct Store {
@@ -34,9 +34,9 @@ pub struct Answers {
     /// Of a store, and of all.
     store_bytes: usize,
     bytes_max: usize,
-    stores: FxHashMap<Owner, Store>,
+    stores: FxHashMap<AnswersOwner, Store>,
     /// Whose store was used when; the number of a use is its time.
-    used: BTreeMap<u64, Owner>,
+    used: BTreeMap<u64, AnswersOwner>,
     bytes: usize,
     uses: u64,
 }
@@ -53,7 +53,7 @@ impl Answers {
         }
     }
 
-    pub fn add(&mut self, owner: Owner, answer: &[u32]) {
+    pub fn add(&mut self, owner: AnswersOwner, answer: &[u32]) {
         let most = ANSWER_TOKENS_MAX.min((self.store_bytes / 2 / TOKEN_BYTES).saturating_sub(1));
         let answer = &answer[answer.len().saturating_sub(most)..];
         if answer.len() < 3 {
@@ -76,7 +76,7 @@ impl Answers {
     }
 
     /// The younger first. It is a use.
-    pub fn of(&mut self, owner: Owner) -> Option<[View<'_>; 2]> {
+    pub fn of(&mut self, owner: AnswersOwner) -> Option<[View<'_>; 2]> {
         let store = self.stores.get_mut(&owner)?;
         self.uses += 1;
         self.used.remove(&std::mem::replace(&mut store.used, self.uses));

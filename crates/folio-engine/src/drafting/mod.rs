@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::scheduler::Scheduler;
-use answers::{Answers, Owner};
+use answers::{Answers, AnswersOwner};
 use index::{Index, NoIndexCache};
 pub use index::{IndexBlock, IndexCache};
 use suffix::{DEPTH, Search};
@@ -164,7 +164,7 @@ impl Speculation {
 /// What of a request drafts are found in.
 #[derive(Debug)]
 struct Sources {
-    owner: Owner,
+    owner: AnswersOwner,
     speculation: Speculation,
     /// Answers so far, by choice, each behind the last tokens of the prompt.
     choices: SmallVec<[Option<Text>; 1]>,

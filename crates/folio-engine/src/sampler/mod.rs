@@ -26,7 +26,7 @@ mod tests;
 use crate::guide::Restricted;
 use crate::plan::{SampleSpec, Sampled, TokenHistory};
 use crate::request::{SamplingParams, TokenLogprobs};
-use rng::{PositionRng, Purpose};
+use rng::PositionRng;
 
 /// Largest Gumbel draw: -ln(-ln(1 - 2^-33)), rounded up.
 const GUMBEL_MAX: f64 = 22.9;
@@ -111,7 +111,7 @@ impl Sampler {
         if params.temperature == 0.0 {
             return first_equal(row, max);
         }
-        let rng = PositionRng::new(spec.seed, spec.position, Purpose::Token);
+        let rng = PositionRng::new(spec.seed, spec.position);
         let temperature = f64::from(params.temperature);
         if !self.truncate(row, max, params) {
             return gumbel_all(row, max, temperature, &rng);

@@ -4,14 +4,6 @@
 const MULTIPLY: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// What the randomness is for; distinct purposes never share a draw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Purpose {
-    /// Gumbel noise of a token.
-    Token = 0,
-}
-
 /// The bijection itself: four counter words to four random words.
 pub fn philox4x32_10(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let ([mut k0, mut k1], mut c) = (key, counter);
@@ -32,17 +24,16 @@ pub fn philox4x32_10(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 pub struct PositionRng {
     key: [u32; 2],
     position: u32,
-    purpose: Purpose,
 }
 
 impl PositionRng {
-    pub fn new(seed: u64, position: u32, purpose: Purpose) -> Self {
-        Self { key: [seed as u32, (seed >> 32) as u32], position, purpose }
+    pub fn new(seed: u64, position: u32) -> Self {
+        Self { key: [seed as u32, (seed >> 32) as u32], position }
     }
 
     /// Words for tokens `4 * group .. 4 * group + 4`.
     pub fn group(&self, group: u32) -> [u32; 4] {
-        philox4x32_10(self.key, [group, self.position, self.purpose as u32, 0])
+        philox4x32_10(self.key, [group, self.position, 0, 0])
     }
 
     pub fn token(&self, token: u32) -> u32 {
@@ -68,7 +59,7 @@ mod tests {
 
     #[test]
     fn every_part_of_the_key_matters() {
-        let draw = |seed, position, token| PositionRng::new(seed, position, Purpose::Token).token(token);
+        let draw = |seed, position, token| PositionRng::new(seed, position).token(token);
         let base = draw(1, 2, 3);
         assert_ne!(base, draw(1 << 40, 2, 3));
         assert_ne!(base, draw(2, 2, 3));

@@ -196,7 +196,7 @@ fn passing_over_hopeless_tokens_changes_nothing() {
     for seed in 0..300 {
         let row = row(seed, 700);
         for temperature in [0.05, 0.7, 1.0, 3.0, 40.0] {
-            let rng = PositionRng::new(u64::from(seed), 5, Purpose::Token);
+            let rng = PositionRng::new(u64::from(seed), 5);
             let scores = row.iter().enumerate();
             let scores =
                 scores.map(|(i, l)| (score(*l, f64::from(temperature), rng.token(i as u32)), i as u32));

@@ -25,7 +25,7 @@ use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::room::{Resources, Verdict};
-use crate::sequence::{Found, Fresh, Running, Slot, State, Wait, Waiting};
+use crate::sequence::{Found, Fresh, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// A lookup walks over the whole prompt; one that led to nothing is not repeated for this many plans.
@@ -110,7 +110,7 @@ impl Scheduler {
         let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
         let found = Found { plan: self.step.plans, lookup };
         let sequence = &mut self.sequences[slot];
-        sequence.declared = lookup.declared_blocks > 0;
+        sequence.declared = lookup.is_declared;
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -265,25 +265,18 @@ impl Scheduler {
     }
 
     /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
-    pub(super) fn within_ceiling(&mut self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
+    pub(super) fn within_ceiling(&self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
         if !cache.has_quotas() {
             return true;
         }
         let tenant = self.sequences[slot].owner();
         let room = self.unreserved(cache, cache.available_to(tenant), None)[0];
-        let mut needed = demand.now[0];
-        for at in 0..self.running.len() {
-            let running = self.running[at].1;
-            if self.sequences[running].owner() == tenant {
-                // Counted once, whoever runs.
-                let later = if needed == demand.now[0] { demand.later[0] } else { 0 };
-                needed += later + self.growth(cache, running)[0];
-            }
-        }
-        if demand.reserve {
-            needed = needed.max(demand.now[0] + demand.later[0]);
-        }
-        needed <= room
+        let (now, later) = (demand.now[0], demand.later[0]);
+        let its = self.running.iter().filter(|(_, running)| self.sequences[*running].owner() == tenant);
+        let mut growth = its.map(|(_, running)| self.growth(cache, *running)[0]).peekable();
+        // Its next tokens count where somebody else of its tenant runs, or where they are set aside.
+        let later = if demand.reserve || growth.peek().is_some() { later } else { 0 };
+        now + later + growth.sum::<u32>() <= room
     }
 
     /// Blocks that other tenants, who wait and hold less than their guarantee, will want before a tenant above its own.
@@ -376,29 +369,21 @@ impl Scheduler {
     }
 
     /// The waiting sequence runs, with a table that was attached for it.
-    pub(super) fn start(&mut self, cache: &mut KvCache, slot: Slot, mut table: BlockTable, fresh: Fresh) {
-        let (order, reserve) = (self.queue_order(slot), self.must_reserve(slot));
+    pub(super) fn start(&mut self, cache: &mut KvCache, slot: Slot, table: BlockTable, fresh: Fresh) {
+        let order = self.queue_order(slot);
         self.prefetches.look = true;
         let sequence = &mut self.sequences[slot];
         let State::Waiting(Waiting { wait, at_stake, found, .. }) = sequence.state else { return };
-        table.reserve(sequence.final_positions());
-        if wait.reason == WaitingFor::SharedPrefix {
-            self.counters.shared_prefix_tokens += u64::from(table.computed());
-        }
         // What an operator declared is computed by its owner alone, whoever waits for it.
         let from = table.published_blocks().max(table.root().declared_blocks());
         sequence.declared = table.root().declared_blocks() > 0;
         let announced = self.shared_prefixes.announce(slot, sequence, from);
-        let running = Running::new(table, sequence.tentative(), Some(fresh));
-        sequence.state = State::Running(Running { announced, ..running });
         sequence.timing.admitted(self.now);
-        let (tenant, rank) = (sequence.tenant, sequence.rank);
         self.learn_survival(found.map_or(0, |found| found.lookup.positions()), at_stake);
-        self.waiting.remove(tenant, rank, slot, wait.reason);
         self.waited(slot, wait);
-        self.start_running(cache, slot);
-        if reserve {
-            self.reserve(cache, slot);
+        self.start_running(cache, slot, table, Some(fresh));
+        if let Some(running) = self.sequences[slot].running_mut() {
+            running.announced = announced;
         }
         let growth = self.growth(cache, slot);
         if let Some(all) = &mut self.step.growth {
@@ -424,17 +409,14 @@ impl Scheduler {
 
     pub(super) fn wait_for(&mut self, slot: Slot, reason: WaitingFor) {
         let now = self.now;
-        let sequence = &mut self.sequences[slot];
-        let (tenant, rank) = (sequence.tenant, sequence.rank);
-        let Some(waiting) = sequence.waiting_mut().filter(|waiting| waiting.wait.reason != reason) else {
-            return;
-        };
+        let waiting = self.sequences[slot].waiting_mut();
+        let Some(waiting) = waiting.filter(|waiting| waiting.wait.reason != reason) else { return };
         let before = std::mem::replace(&mut waiting.wait, Wait { reason, since: now });
         if before.reason.is_outside() == reason.is_outside() {
             self.waiting.changes(Some(before.reason), Some(reason));
         } else {
-            self.waiting.remove(tenant, rank, slot, before.reason);
-            self.waiting.insert(tenant, rank, slot, reason);
+            self.waiting.remove(&self.sequences[slot], slot, before.reason);
+            self.waiting.insert(&self.sequences[slot], slot, reason);
         }
         self.waited(slot, before);
         self.counters.waits[reason] += 1;

@@ -28,7 +28,7 @@ use crate::stats::WaitingFor;
 
 /// Waiting sequences that are looked at in one step, and those among them that may be skipped because they wait for a
 /// prefix.
-pub(super) const SCAN_MAX: usize = 64;
+const SCAN_MAX: usize = 64;
 const SCAN_SHARED_MAX: usize = 256;
 
 /// The step being planned: the plan, and memory and figures for making it.
@@ -197,14 +197,20 @@ impl Scheduler {
     fn collect(&mut self, cache: &KvCache, candidates: &mut Vec<Candidate>) -> Option<Candidate> {
         let mut oldest = candidates.iter().map(|c| (self.queue_order(c.slot), *c)).min();
         if self.admission_possible() {
-            let mut heads = std::mem::take(&mut self.step.heads);
-            self.waiting.fair.heads(&mut heads);
-            heads.truncate(SCAN_MAX);
+            let heads = self.take_heads();
             self.collect_waiting(cache, &heads, candidates, &mut oldest);
             self.step.heads = heads;
         }
         self.order(candidates);
         oldest.map(|(_, c)| c)
+    }
+
+    /// Who is at the head of the queue, whose turn it is first. Goes back to the step.
+    pub(super) fn take_heads(&mut self) -> Vec<Head> {
+        let mut heads = std::mem::take(&mut self.step.heads);
+        self.waiting.fair.heads(&mut heads);
+        heads.truncate(SCAN_MAX);
+        heads
     }
 
     /// Looks at the head of every tenant's queue, until somebody is found that was passed too often.

@@ -49,8 +49,8 @@ pub(super) struct BegunStep {
     pub planned: Vec<Planned>,
     pub computed: Computed,
     pub work: StepWork,
+    /// Tokens that were granted as decodes.
     pub decodes: u32,
-    pub tokens: u32,
     pub planned_at: Micros,
 }
 
@@ -120,13 +120,10 @@ impl Scheduler {
             begun.planned.push(planned);
         }
         begun.decodes = self.step.decodes;
-        begun.tokens = self.step.granted;
         self.counters.steps_ahead += u64::from(!self.ring.begun.is_empty());
         self.ring.begun.push_back(begun);
     }
-}
 
-impl Scheduler {
     /// Histories by themselves: each is far away in memory, and here nothing else waits for it.
     fn update_histories(&mut self) {
         if !std::mem::take(&mut self.step.has_histories) {

@@ -42,19 +42,16 @@ impl Scheduler {
             self.check_running(cache, *slot)?;
         }
         self.check_waits()?;
-        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
-        let mut slots: Vec<u32> =
-            used.map(|running| running.table_slot).chain(self.table_slots.iter().copied()).collect();
+        let used = self.all_running().map(|running| running.table_slot);
+        let mut slots: Vec<u32> = used.chain(self.table_slots.iter().copied()).collect();
         slots.sort_unstable();
         if !slots.iter().copied().eq(0..slots.len() as u32) {
             return Err(format!("slots of block tables are shared or lost: {slots:?}"));
         }
-        let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
-        if victims.filter(|running| running.preempted).count() as u32 != self.preempting {
+        if self.all_running().filter(|running| running.preempted).count() as u32 != self.preempting {
             return Err(format!("{} victims wait for their last commit, others are marked", self.preempting));
         }
-        let reserved =
-            self.running.iter().filter(|(_, slot)| self.sequences[*slot].has_reservation()).count();
+        let reserved = self.all_running().filter(|running| running.reserved.is_some()).count();
         if self.config.guarantee_completion
             && (reserved < self.running.len() || self.counters.preemptions > 0)
         {
@@ -63,10 +60,8 @@ impl Scheduler {
                 "completion is guaranteed, but {reserved} of {running} have a reservation and {preemptions} were preempted"
             ));
         }
-        let reservations =
-            self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running()?.reserved);
         let mut sum = folio_kv::GroupCounts::default();
-        reservations.for_each(|blocks| sum += blocks);
+        self.all_running().filter_map(|running| running.reserved).for_each(|blocks| sum += blocks);
         if (sum, reserved as u32) != self.reservations.blocks() {
             return Err(format!(
                 "{reserved} reservations of {sum} blocks, {:?} counted",
@@ -133,12 +128,13 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let fail = |what: &str| Err(format!("{:?} {what}", sequence.id()));
         let Some(running) = sequence.running() else { return fail("is in the running list and waits") };
-        let (mut steps, mut rows, mut pending) = (0, 0, 0);
+        let (mut steps, mut rows, mut pending, mut drafts) = (0, 0, 0, 0);
         for planned in self.ring.begun.iter().flat_map(|begun| &begun.planned) {
             if planned.id == sequence.id() {
                 steps += 1;
                 rows += planned.rows;
                 pending += u32::from(planned.names);
+                drafts += planned.drafts;
             }
         }
         if (running.begun_steps, running.pending, running.granted) != (steps, pending, 0) {
@@ -149,9 +145,6 @@ impl Scheduler {
         {
             return fail("is scheduled further than its rows or its blocks reach");
         }
-        let drafts = self.ring.begun.iter().flat_map(|begun| &begun.planned);
-        let drafts: u32 =
-            drafts.filter(|planned| planned.id == sequence.id()).map(|planned| planned.drafts).sum();
         if running.scheduled > sequence.known() + running.pending + drafts {
             return fail("is scheduled beyond what is known and pending");
         }

@@ -10,17 +10,11 @@ use folio_kv::{GroupCounts, KeepRefused, KvCache, PrefixInfo, RetentionRange};
 
 use super::Scheduler;
 use super::build::{BegunStep, Planned};
-use crate::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput};
+use crate::plan::{ExecutorError, PLACEHOLDER, Sampled, SequenceId, StepOutput};
 use crate::request::{Event, FinishReason, Micros, Pooling, RequestId, Timing, Token, TokenLogprobs};
-use crate::sequence::{Choice, Fresh, Running, Sequence, Slot, State, Waiting, choice_seed};
+use crate::sequence::{Choice, Fresh, Rank, Running, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::{PerReason, WaitingFor};
 use crate::work::{Activity, Division};
-
-/// One choice's token, as sampled.
-struct SampledToken<'a> {
-    token: u32,
-    logprobs: &'a Option<TokenLogprobs>,
-}
 
 impl Scheduler {
     /// Applies the result of the oldest step that is under way; without one there are only events. Those are in order, per
@@ -41,7 +35,7 @@ impl Scheduler {
             Ok(output) => self.apply(cache, &begun, output),
             Err(error) => self.fail(cache, &begun, &error),
         }
-        self.last_step = (now, begun.tokens, begun.decodes);
+        self.last_step = (now, begun.work.rows() as u32, begun.decodes);
         self.ring.spare.push(begun.clear());
         self.work.begin((!self.under_way() && self.requests.is_empty()).then_some(Activity::Idle));
         &mut self.events
@@ -110,13 +104,6 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: std::sync::Arc<str>) {
-        match self.sequences[slot].choice {
-            Some(_) => self.finish(cache, slot, FinishReason::Error, None, Some(message)),
-            None => self.finish_unforked(cache, slot, FinishReason::Error, Some(message)),
-        }
-    }
-
     /// `places`: what drafts were that are named by place.
     fn advance(&mut self, cache: &mut KvCache, planned: &Planned, answers: &[Sampled], places: &[u32]) {
         let (slot, drafts) = (planned.slot, planned.drafts as usize);
@@ -175,7 +162,7 @@ impl Scheduler {
             Some(_) => "the prompt cannot be pooled",
             None => "no token could be chosen",
         };
-        self.end_with_error(cache, slot, format!("{what}: {reason}").into());
+        self.end_with_error(cache, slot, format!("{what}: {reason}"));
     }
 
     /// Rows that were not confirmed are scheduled again.
@@ -207,7 +194,7 @@ impl Scheduler {
         // What was found is wanted as much as what was computed.
         let from = if running.fresh.is_some() { 0 } else { before };
         if let Err(refused) = cache.commit(&mut running.table, &sequence.tokens, computed) {
-            self.end_with_error(cache, slot, refused.to_string().into());
+            self.end_with_error(cache, slot, refused.to_string());
             return false;
         }
         // Behind it may be what was loaded.
@@ -271,64 +258,53 @@ impl Scheduler {
             return self.fork_choices(cache, slot, answers);
         }
         match answers.first() {
-            Some(Sampled::Token { id, logprobs }) => {
-                self.append(cache, slot, SampledToken { token: *id, logprobs })
-            }
-            _ => self.end_with_error(cache, slot, "the executor gave no token".into()),
+            Some(Sampled::Token { id, logprobs }) => self.append(cache, slot, *id, logprobs),
+            _ => self.end_with_error(cache, slot, "the executor gave no token"),
         }
     }
 
     /// The prompt is computed: every choice gets its first token and goes its own way.
     fn fork_choices(&mut self, cache: &mut KvCache, leader: Slot, answers: &[Sampled]) {
-        let id = self.sequences[leader].request_id;
         let kept = self.pin_prompt(cache, leader).map(Box::new);
         if cache.needed_groups() > 1 {
             // Who asks the same again computes the last row.
             self.store(cache, leader, self.sequences[leader].prompt_len - 1);
         }
-        let us = std::mem::take(&mut self.sequences[leader].us);
-        let Some((sampled, unforked)) = self.prompt_done(id, us, kept) else { return };
+        self.tell_prompt(leader, kept);
         if let Some(pooling) = self.sequences[leader].request.pooling {
             return self.pooled(cache, leader, pooling, answers);
         }
         if self.sequences[leader].params.max_tokens == 0 {
-            let timing = self.sequences[leader].timing;
-            for choice in unforked {
-                self.emit_finished(id, choice, FinishReason::Length, None, None, timing);
-            }
-            return self.free_sequence(cache, leader);
+            return self.finish(cache, leader, FinishReason::Length, None, None);
         }
-        let seed = self.sequences[leader].params.seed;
+        let Some(state) = self.requests.get_mut(&self.sequences[leader].request_id) else { return };
+        let (sampled, unforked) = (std::mem::take(&mut state.sampled), std::mem::take(&mut state.unforked));
+        let seed = state.seed;
+        let choice = |index| Choice { index, seed: choice_seed(seed, index) };
         // A choice that was ended while the step ran has an answer and no reader.
         let answers = sampled.iter().zip(answers).filter(|(choice, _)| unforked.contains(choice));
         let answers: Vec<(u32, &Sampled)> = answers.map(|(choice, answer)| (*choice, answer)).collect();
-        let mut members = vec![leader];
-        for _ in 1..answers.len() {
-            let sibling = self.sibling(leader);
-            members.push(sibling);
-        }
-        for (slot, (index, _)) in members.iter().zip(&answers) {
-            let seed = choice_seed(seed, *index);
-            self.sequences[*slot].choice = Some(Choice { index: *index, seed });
-        }
-        // Siblings take their share of the table while the leader still holds it.
-        for (slot, (_, answer)) in members.iter().zip(&answers).skip(1) {
+        let others = answers.iter().skip(1);
+        let siblings: Vec<Slot> = others.map(|(index, _)| self.sibling(leader, choice(*index))).collect();
+        // They take their share of the table while the leader still holds it.
+        for (slot, (_, answer)) in siblings.into_iter().zip(answers.iter().skip(1)) {
             let Sampled::Token { id: token, logprobs } = answer else { continue };
-            if self.goes_on(*slot, *token) {
-                self.fork(cache, leader, *slot);
+            if self.end_of(&self.sequences[slot], *token, 1).is_none() {
+                self.fork(cache, leader, slot);
             }
-            self.append(cache, *slot, SampledToken { token: *token, logprobs });
+            self.append(cache, slot, *token, logprobs);
         }
-        if let Some((_, Sampled::Token { id: token, logprobs })) = answers.first() {
-            self.append(cache, leader, SampledToken { token: *token, logprobs });
+        if let Some((index, Sampled::Token { id: token, logprobs })) = answers.first() {
+            self.sequences[leader].choice = Some(choice(*index));
+            self.append(cache, leader, *token, logprobs);
         }
     }
 
     /// The vector that was wanted instead of tokens, and the end.
     fn pooled(&mut self, cache: &mut KvCache, slot: Slot, pooling: Pooling, answers: &[Sampled]) {
-        let sequence = &self.sequences[slot];
-        let (id, timing) = (sequence.request_id, Timing { first_token: self.now, ..sequence.timing });
-        let rows = f64::from(sequence.prompt_len);
+        let sequence = &mut self.sequences[slot];
+        sequence.timing.first_token = self.now;
+        let (id, rows) = (sequence.request_id, f64::from(sequence.prompt_len));
         let vector = match (pooling, answers.first()) {
             (Pooling::Last, Some(Sampled::Hidden(row))) => Some(row.clone()),
             (Pooling::Mean, Some(Sampled::HiddenSum(sum))) => {
@@ -336,33 +312,23 @@ impl Scheduler {
             }
             _ => None,
         };
-        let (reason, error) = match vector {
-            Some(vector) => {
-                self.events.push((id, Event::Pooled { vector }));
-                (FinishReason::Stop, None)
-            }
-            None => (FinishReason::Error, Some("the executor gave no hidden state".into())),
+        let Some(vector) = vector else {
+            return self.end_with_error(cache, slot, "the executor gave no hidden state");
         };
-        self.emit_finished(id, 0, reason, None, error, timing);
-        self.free_sequence(cache, slot);
+        self.events.push((id, Event::Pooled { vector }));
+        self.finish(cache, slot, FinishReason::Stop, None, None);
     }
 
-    /// Emits `Prompt` and takes the choices out of its state: those that were sampled, and those that are still wanted.
-    fn prompt_done(
-        &mut self,
-        id: RequestId,
-        us: f32,
-        kept: Option<Box<Result<PrefixInfo, KeepRefused>>>,
-    ) -> Option<(Vec<u32>, Vec<u32>)> {
-        let state = self.requests.get_mut(&id)?;
+    /// The prompt is computed, and what was wanted of it is told.
+    fn tell_prompt(&mut self, leader: Slot, kept: Option<Box<Result<PrefixInfo, KeepRefused>>>) {
+        let sequence = &mut self.sequences[leader];
+        let (id, us) = (sequence.request_id, std::mem::take(&mut sequence.us));
+        let Some(state) = self.requests.get_mut(&id) else { return };
         let cached_tokens = state.cached_tokens.unwrap_or(0);
         let prompt_logprobs = std::mem::take(&mut state.scores);
-        let prompt_len = state.prompt_len;
-        let choices = (std::mem::take(&mut state.sampled), std::mem::take(&mut state.unforked));
-        self.counters.prompt_tokens += u64::from(prompt_len);
+        self.counters.prompt_tokens += u64::from(state.prompt_len);
         self.counters.cached_prompt_tokens += u64::from(cached_tokens);
         self.events.push((id, Event::Prompt { cached_tokens, us, prompt_logprobs, kept }));
-        Some(choices)
     }
 
     /// Pins the prompt as far as its pinned ranges reach, if there are any.
@@ -378,13 +344,13 @@ impl Scheduler {
     }
 
     /// Another choice of the leader's request: same prompt, no blocks yet, in the queue.
-    fn sibling(&mut self, leader: Slot) -> Slot {
+    fn sibling(&mut self, leader: Slot, choice: Choice) -> Slot {
         let id = self.new_sequence_id();
-        let sibling = self.sequences[leader].sibling(id, self.now);
-        let (tenant, rank, request) = (sibling.tenant, sibling.rank, sibling.request_id);
+        let sibling = self.sequences[leader].sibling(id, choice, self.now);
+        let (tenant, class, request) = (sibling.tenant, sibling.rank.class, sibling.request_id);
         let slot = self.sequences.insert(sibling);
-        self.waiting.fair.begins(rank.class, tenant);
-        self.waiting.insert(tenant, rank, slot, WaitingFor::Blocks);
+        self.waiting.fair.begins(class, tenant);
+        self.waiting.insert(&self.sequences[slot], slot, WaitingFor::Blocks);
         if let Some(state) = self.requests.get_mut(&request) {
             state.members.push(slot);
         }
@@ -409,49 +375,36 @@ impl Scheduler {
             return;
         }
         let Some(parent) = self.sequences[leader].running_mut() else { return };
-        let mut table = cache.fork(&mut parent.table);
-        let sequence = &mut self.sequences[sibling];
-        table.reserve(sequence.final_positions());
-        let reason = sequence.waiting().map_or(WaitingFor::Blocks, |waiting| waiting.wait.reason);
-        sequence.state = State::Running(Running::new(table, sequence.tentative(), None));
-        let (tenant, rank) = (sequence.tenant, sequence.rank);
-        self.waiting.remove(tenant, rank, sibling, reason);
-        self.start_running(cache, sibling);
-        if reserve {
-            self.reserve(cache, sibling);
-        }
+        let table = cache.fork(&mut parent.table);
+        self.start_running(cache, sibling, table, None);
         self.update_reservation(cache, leader);
-    }
-
-    fn goes_on(&self, slot: Slot, token: u32) -> bool {
-        self.end_of(&self.sequences[slot], token, 1).is_none()
     }
 
     /// Whether `token`, as the `generated`-th, is the last.
     fn end_of(&self, sequence: &Sequence, token: u32, generated: u32) -> Option<FinishReason> {
-        match sequence.stops_at(token) {
+        match sequence.stop_tokens.contains(&token) {
             true => Some(FinishReason::Stop),
             false => (generated >= sequence.generated_max).then_some(FinishReason::Length),
         }
     }
 
-    fn append(&mut self, cache: &mut KvCache, slot: Slot, draw: SampledToken<'_>) {
+    fn append(&mut self, cache: &mut KvCache, slot: Slot, id: u32, logprobs: &Option<TokenLogprobs>) {
         let now = self.now;
         let sequence = &mut self.sequences[slot];
         let (request, tenant) = (sequence.request_id, sequence.tenant);
         let choice = sequence.choice.map_or(0, |choice| choice.index);
         let us = std::mem::take(&mut sequence.us);
-        let token = Token { id: draw.token, us, logprobs: draw.logprobs.clone() };
+        let token = Token { id, us, logprobs: logprobs.clone() };
         self.events.push((request, Event::Token { choice, token }));
-        sequence.push_token(draw.token);
+        sequence.push_token(id);
         if sequence.generated() == 1 {
             sequence.timing.first_token = now;
         }
         self.waiting.fair.charge(sequence.rank.class, tenant, 0, 1);
         self.counters.generation_tokens += 1;
         let sequence = &self.sequences[slot];
-        if let Some(reason) = self.end_of(sequence, draw.token, sequence.generated()) {
-            let stop_token = (reason == FinishReason::Stop).then_some(draw.token);
+        if let Some(reason) = self.end_of(sequence, id, sequence.generated()) {
+            let stop_token = (reason == FinishReason::Stop).then_some(id);
             return self.finish(cache, slot, reason, stop_token, None);
         }
         self.sequences[slot].follow();
@@ -474,12 +427,12 @@ fn samples_of(output: &StepOutput, step: u64, wanted: usize) -> Result<&StepOutp
 
 impl Sequence {
     /// A copy that holds no blocks.
-    fn sibling(&self, id: crate::plan::SequenceId, now: Micros) -> Sequence {
+    fn sibling(&self, id: SequenceId, choice: Choice, now: Micros) -> Sequence {
         let mut tokens = Vec::with_capacity(self.tokens.capacity());
         tokens.extend_from_slice(&self.tokens);
         Sequence {
-            rank: crate::sequence::Rank { id, ..self.rank },
-            choice: None,
+            rank: Rank { id, ..self.rank },
+            choice: Some(choice),
             tokens,
             stop_tokens: self.stop_tokens.clone(),
             history: self.history.clone(),

@@ -40,15 +40,11 @@ impl Scheduler {
     /// What a choice may say next, from the last token on that was told of it: verified in the next plan that has room for it, up to the
     /// first that is no token.
     pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
-        let Some(state) = self.requests.get(&request) else { return };
-        for slot in &state.members {
-            let sequence = &mut self.sequences[*slot];
-            if sequence.choice.is_some_and(|own| own.index == choice) {
-                sequence.drafts.clear();
-                sequence.drafts.extend(drafts.iter().copied().take_while(|token| *token < self.vocab));
-                sequence.forced = false;
-            }
-        }
+        let Some(slot) = self.slot_of(request, choice) else { return };
+        let sequence = &mut self.sequences[slot];
+        sequence.drafts.clear();
+        sequence.drafts.extend(drafts.iter().copied().take_while(|token| *token < self.vocab));
+        sequence.forced = false;
     }
 
     /// Where nothing else is proposed, what its guide leaves alone is.
@@ -65,13 +61,8 @@ impl Scheduler {
 
     /// Whether drafts of a choice are worth looking for: not while they were just found not to be worth their rows.
     pub fn wants_drafts(&self, request: RequestId, choice: u32) -> bool {
-        let Some(state) = self.requests.get(&request) else { return false };
-        let step = self.next_step();
-        let wants = |slot: &Slot| {
-            let sequence = &self.sequences[*slot];
-            sequence.choice.is_some_and(|own| own.index == choice) && !sequence.acceptance.is_paused(step)
-        };
-        state.members.iter().any(wants)
+        let is_paused = |slot: Slot| self.sequences[slot].acceptance.is_paused(self.next_step());
+        self.slot_of(request, choice).is_some_and(|slot| !is_paused(slot))
     }
 
     /// How many of its drafts make the step say most tokens in a microsecond, by what steps took so far and by how many of its drafts
@@ -83,7 +74,7 @@ impl Scheduler {
         let right = |draft: u32| match *forced {
             true if draft == last => FORCED_LAST,
             true => FORCED,
-            false => f64::from(acceptance.probability),
+            false => f64::from(acceptance.outcomes.probability),
         };
         let drafting = self.step.drafting || known.is_empty();
         // Until steps have a price they cost nothing: the first drafts are the measurement.
@@ -104,7 +95,7 @@ impl Scheduler {
     fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
         let record = self.drafter_records.of(tenant);
-        let right = f64::from(record.probability);
+        let right = f64::from(record.outcomes.probability);
         let pays =
             |plain| best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0;
         let known = self.costs.step_us(rows, false).filter(|_| self.costs.knows_drafting());

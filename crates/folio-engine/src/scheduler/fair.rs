@@ -138,6 +138,11 @@ impl Fairness {
         }
     }
 
+    fn account_of(&self, class: i32, tenant: TenantId) -> Option<&Account> {
+        self.classes.get(&class)?.accounts.get(&tenant)
+    }
+
+    /// Which is opened where there is none.
     fn account(&mut self, class: i32, tenant: TenantId) -> &mut Account {
         let weight = self.weights.get(&tenant).copied().unwrap_or(1);
         let class = self.classes.entry(class).or_default();
@@ -177,8 +182,7 @@ impl Fairness {
     }
 
     pub fn is_limited_by_quota(&self, head: Head) -> bool {
-        let account = self.classes.get(&head.class).and_then(|class| class.accounts.get(&head.tenant));
-        account.is_some_and(|account| account.quota_limited)
+        self.account_of(head.class, head.tenant).is_some_and(|account| account.quota_limited)
     }
 
     /// `prompt` prompt tokens were computed for the first time, `generated` ones were generated.
@@ -190,14 +194,12 @@ impl Fairness {
 
     /// Virtual time of a tenant.
     pub fn time(&self, class: i32, tenant: TenantId) -> u64 {
-        let account = self.classes.get(&class).and_then(|class| class.accounts.get(&tenant));
-        account.map_or(0, |account| account.time)
+        self.account_of(class, tenant).map_or(0, |account| account.time)
     }
 
     /// What `tokens` prompt tokens would add to a tenant's time.
     pub fn cost(&self, class: i32, tenant: TenantId, tokens: u32) -> u64 {
-        let account = self.classes.get(&class).and_then(|class| class.accounts.get(&tenant));
-        u64::from(tokens) * account.map_or(UNIT, |account| account.token)
+        u64::from(tokens) * self.account_of(class, tenant).map_or(UNIT, |account| account.token)
     }
 
     /// Everybody who waits, whose turn it is first.

@@ -339,7 +339,7 @@ impl Scheduler {
         };
         let before = table.computed();
         if let Err(refused) = cache.end_load(ticket, Some(table), tokens, verified) {
-            return self.end_with_error(cache, slot, refused.to_string().into());
+            return self.end_with_error(cache, slot, refused.to_string());
         }
         let computed = table.computed();
         self.counters.loaded_tokens += u64::from(computed - before);

@@ -79,7 +79,7 @@ mod swap;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use folio_kv::{BlockHashes, KvCache, Ticket, TierId};
+use folio_kv::{BlockHashes, BlockTable, KvCache, Ticket, TierId};
 use rustc_hash::FxHashMap;
 
 use crate::acceptance::DrafterRecords;
@@ -87,7 +87,7 @@ use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
 use crate::plan::{DrafterModel, PLACEHOLDER, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
-use crate::sequence::{Rank, Sequences, Slot};
+use crate::sequence::{Fresh, Rank, Running, Sequence, Sequences, Slot, State};
 use crate::stats::Counters;
 use crate::tier::{CHUNK_BLOCKS_MAX, TIERS_MAX};
 use crate::work::{Activity, Work};
@@ -331,20 +331,38 @@ impl Scheduler {
         SequenceId(self.sequence_id)
     }
 
-    fn start_running(&mut self, cache: &mut KvCache, slot: Slot) {
+    /// A waiting sequence runs from now on, with this table.
+    fn start_running(
+        &mut self,
+        cache: &mut KvCache,
+        slot: Slot,
+        mut table: BlockTable,
+        fresh: Option<Fresh>,
+    ) {
         // Where none is free, those below the number of sequences that run are all in use.
         let table_slot = self.table_slots.pop().unwrap_or(self.running.len() as u32);
+        let reserve = self.must_reserve(slot);
         let sequence = &mut self.sequences[slot];
-        self.step.has_histories |= sequence.history.is_some();
-        if let Some(running) = sequence.running_mut() {
-            running.table_slot = table_slot;
+        table.reserve(sequence.final_positions());
+        let running = Running { table_slot, ..Running::new(table, sequence.tentative(), fresh) };
+        let before = std::mem::replace(&mut sequence.state, State::Running(running));
+        if let State::Waiting(waiting) = before {
+            self.waiting.remove(sequence, slot, waiting.wait.reason);
         }
+        self.step.has_histories |= sequence.history.is_some();
         self.start_drafter(cache, slot);
-        let sequence = &self.sequences[slot];
-        self.reservations.use_adapter(sequence.request.adapter_id(), true);
-        let rank = self.sequences[slot].rank;
-        let at = self.running.partition_point(|(other, _)| *other < rank);
-        self.running.insert(at, (rank, slot));
+        let Sequence { rank, request, .. } = &self.sequences[slot];
+        self.reservations.use_adapter(request.adapter_id(), true);
+        let at = self.running.partition_point(|(other, _)| other < rank);
+        self.running.insert(at, (*rank, slot));
+        if reserve {
+            self.reserve(cache, slot);
+        }
+    }
+
+    /// In the order of rank.
+    fn all_running(&self) -> impl Iterator<Item = &Running> {
+        self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running())
     }
 
     fn stop_running(&mut self, slot: Slot) {

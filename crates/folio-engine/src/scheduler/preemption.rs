@@ -30,7 +30,7 @@ use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use super::room::Verdict;
-use crate::sequence::{Rank, Running, Slot, State, Wait, Waiting};
+use crate::sequence::{Rank, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// What came of asking for blocks.
@@ -77,10 +77,8 @@ impl Scheduler {
     pub(super) fn coming(&self, cache: &KvCache) -> GroupCounts {
         let mut coming = self.leaving();
         if self.preempting > 0 {
-            let victims = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].running());
-            victims
-                .filter(|running| running.preempted)
-                .for_each(|running| coming += cache.exclusive_blocks(&running.table));
+            let victims = self.all_running().filter(|running| running.preempted);
+            victims.for_each(|running| coming += cache.exclusive_blocks(&running.table));
         }
         coming
     }
@@ -190,8 +188,7 @@ impl Scheduler {
             sequence.rank.arrival = 0;
         }
         sequence.state = State::Waiting(Waiting { at_stake, ..Waiting::new(wait.reason, wait.since) });
-        let (tenant, rank) = (sequence.tenant, sequence.rank);
-        self.waiting.insert(tenant, rank, slot, wait.reason);
+        self.waiting.insert(sequence, slot, wait.reason);
     }
 
     /// Releases what `slot` holds. What it is afterwards is the caller's business; until then it waits in no queue.
@@ -203,32 +200,21 @@ impl Scheduler {
         self.prefetches.look = true;
         let sequence = &mut self.sequences[slot];
         let state = State::Waiting(Waiting::new(WaitingFor::Blocks, self.now));
-        let State::Running(running) = std::mem::replace(&mut sequence.state, state) else { return };
-        let Running {
-            mut table,
-            scheduled,
-            granted,
-            reserved,
-            mut announced,
-            suspended,
-            preempted,
-            table_slot,
-            ..
-        } = running;
-        if scheduled > table.computed() {
-            table.set_overwritten();
+        let State::Running(mut running) = std::mem::replace(&mut sequence.state, state) else { return };
+        if running.scheduled > running.table.computed() {
+            running.table.set_overwritten();
         }
-        sequence.hashes = cache.release(table, &sequence.tokens);
-        self.shared_prefixes.withdraw(slot, (&sequence.hashes, sequence.declared), &mut announced);
-        let owner = sequence.owner();
-        self.unreserve(owner, reserved);
-        self.waiting.changes(suspended.map(|wait| wait.reason), None);
-        self.preempting -= u32::from(preempted);
-        self.step.granted -= granted;
+        sequence.hashes = cache.release(running.table, &sequence.tokens);
+        let hashes = (&sequence.hashes, sequence.declared);
+        self.shared_prefixes.withdraw(slot, hashes, &mut running.announced);
+        self.reservations.change(sequence.owner(), running.reserved, None);
+        self.waiting.changes(running.suspended.map(|wait| wait.reason), None);
+        self.preempting -= u32::from(running.preempted);
+        self.step.granted -= running.granted;
         self.stop_running(slot);
-        self.table_slots.push(table_slot);
+        self.table_slots.push(running.table_slot);
         // What its last entry shares with it ends with it.
-        let entry = self.step.entries.get_mut(table_slot as usize).and_then(Option::as_mut);
+        let entry = self.step.entries.get_mut(running.table_slot as usize).and_then(Option::as_mut);
         if let Some(entry) = entry {
             entry.samples.clear();
             (entry.id, entry.adapter) = (crate::plan::SequenceId(u64::MAX), None);

@@ -20,7 +20,6 @@ use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
 use super::admission::Demand;
-use super::budget::SCAN_MAX;
 use super::loads::Offer;
 use crate::plan::SequenceId;
 use crate::request::Micros;
@@ -83,9 +82,7 @@ impl Scheduler {
     /// The first in the queue, tenants in the order of their turns.
     fn head_of_queue(&mut self, most: usize, into: &mut Vec<Slot>) {
         into.clear();
-        let mut heads = std::mem::take(&mut self.step.heads);
-        self.waiting.fair.heads(&mut heads);
-        heads.truncate(SCAN_MAX);
+        let heads = self.take_heads();
         let each = (most / heads.len().max(1)).max(1);
         let of = |head: &super::fair::Head| self.waiting.of(head.class, head.tenant).take(each);
         into.extend(heads.iter().take(most).flat_map(of));

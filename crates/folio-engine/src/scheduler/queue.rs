@@ -12,7 +12,7 @@ use folio_kv::TenantId;
 use super::fair::Fairness;
 use crate::config::SchedulerConfig;
 use crate::plan::SequenceId;
-use crate::sequence::{Rank, Slot};
+use crate::sequence::{Rank, Sequence, Slot};
 use crate::stats::{PerReason, WaitingFor};
 
 pub(super) struct Queue {
@@ -27,7 +27,8 @@ impl Queue {
         Self { set: BTreeSet::new(), fair: Fairness::new(config), counts: PerReason::default() }
     }
 
-    pub fn insert(&mut self, tenant: TenantId, rank: Rank, slot: Slot, reason: WaitingFor) {
+    pub fn insert(&mut self, sequence: &Sequence, slot: Slot, reason: WaitingFor) {
+        let Sequence { tenant, rank, .. } = *sequence;
         if reason.is_outside() {
             self.counts[reason] += 1;
         } else if self.set.insert((rank.class, tenant, rank, slot)) {
@@ -37,7 +38,8 @@ impl Queue {
     }
 
     /// Nothing happens if it does not wait.
-    pub fn remove(&mut self, tenant: TenantId, rank: Rank, slot: Slot, reason: WaitingFor) {
+    pub fn remove(&mut self, sequence: &Sequence, slot: Slot, reason: WaitingFor) {
+        let Sequence { tenant, rank, .. } = *sequence;
         if reason.is_outside() {
             self.counts[reason] -= 1;
         } else if self.set.remove(&(rank.class, tenant, rank, slot)) {

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use folio_kv::{BlockHashes, KvCache};
+use smallvec::SmallVec;
 
 use super::Scheduler;
 use crate::acceptance::Acceptance;
@@ -81,7 +82,7 @@ impl Scheduler {
         let slot = self.sequences.insert(sequence);
         state.members.push(slot);
         self.waiting.fair.begins(rank.class, state.tenant);
-        self.waiting.insert(state.tenant, rank, slot, WaitingFor::Turn);
+        self.waiting.insert(&self.sequences[slot], slot, WaitingFor::Turn);
         if let Some(deadline) = state.deadline {
             self.deadlines.insert((deadline, id));
         }
@@ -119,10 +120,7 @@ impl Scheduler {
         let mut members = state.members.clone();
         members.sort_unstable_by_key(|slot| self.sequences[*slot].choice.map_or(0, |choice| choice.index));
         for slot in members {
-            match self.sequences[slot].choice {
-                Some(_) => self.finish(cache, slot, reason, None, error.clone()),
-                None => self.finish_unforked(cache, slot, reason, error.clone()),
-            }
+            self.finish(cache, slot, reason, None, error.clone());
         }
     }
 
@@ -139,37 +137,22 @@ impl Scheduler {
             self.emit_finished(id, choice, reason, None, None, timing);
             return;
         }
-        let member = state
-            .members
-            .iter()
-            .copied()
-            .find(|slot| self.sequences[*slot].choice.is_some_and(|own| own.index == choice));
-        if let Some(slot) = member {
+        if let Some(slot) = self.slot_of(id, choice) {
             self.finish(cache, slot, reason, None, None);
         }
     }
 
-    /// Ends all choices of a request whose prompt is not computed.
-    pub(super) fn finish_unforked(
-        &mut self,
-        cache: &mut KvCache,
-        leader: Slot,
-        reason: FinishReason,
-        error: Option<Arc<str>>,
-    ) {
-        let id = self.sequences[leader].request_id;
-        let mut timing = self.timing(leader);
-        let unforked =
-            self.requests.get_mut(&id).map(|state| std::mem::take(&mut state.unforked)).unwrap_or_default();
-        for choice in unforked {
-            self.emit_finished(id, choice, reason, None, error.clone(), timing);
-            // What the prompt took is told once.
-            timing.us = 0.0;
-        }
-        self.free_sequence(cache, leader);
+    /// The sequence of a choice whose prompt is computed.
+    pub(super) fn slot_of(&self, id: RequestId, choice: u32) -> Option<Slot> {
+        let is_it = |slot: &Slot| self.sequences[*slot].choice.is_some_and(|own| own.index == choice);
+        self.requests.get(&id)?.members.iter().copied().find(is_it)
     }
 
-    /// Ends one forked choice.
+    pub(super) fn end_with_error(&mut self, cache: &mut KvCache, slot: Slot, message: impl Into<Arc<str>>) {
+        self.finish(cache, slot, FinishReason::Error, None, Some(message.into()));
+    }
+
+    /// Ends a sequence, and with it every choice that it stands for.
     pub(super) fn finish(
         &mut self,
         cache: &mut KvCache,
@@ -178,10 +161,18 @@ impl Scheduler {
         stop_token: Option<u32>,
         error: Option<Arc<str>>,
     ) {
-        let (sequence, timing) = (&self.sequences[slot], self.timing(slot));
-        let id = sequence.request_id;
-        let choice = sequence.choice.map_or(0, |choice| choice.index);
-        self.emit_finished(id, choice, reason, stop_token, error, timing);
+        let mut timing = self.timing(slot);
+        let Sequence { request_id: id, choice, .. } = self.sequences[slot];
+        let state = self.requests.get_mut(&id);
+        let choices: SmallVec<[u32; 1]> = match choice {
+            Some(choice) => SmallVec::from_buf([choice.index]),
+            None => state.map(|state| std::mem::take(&mut state.unforked)).unwrap_or_default().into(),
+        };
+        for choice in choices {
+            self.emit_finished(id, choice, reason, stop_token, error.clone(), timing);
+            // What the prompt took is told once.
+            timing.us = 0.0;
+        }
         self.free_sequence(cache, slot);
     }
 
@@ -204,7 +195,7 @@ impl Scheduler {
         self.release(cache, slot);
         let Some(sequence) = self.sequences.remove(slot) else { return };
         if let Some(waiting) = sequence.waiting() {
-            self.waiting.remove(sequence.tenant, sequence.rank, slot, waiting.wait.reason);
+            self.waiting.remove(&sequence, slot, waiting.wait.reason);
         }
         self.waiting.fair.ends(sequence.rank.class, sequence.tenant);
         let id = sequence.request_id;

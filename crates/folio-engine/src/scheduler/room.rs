@@ -55,6 +55,16 @@ impl Verdict {
     }
 }
 
+/// One more of a few that are counted, or one less.
+fn count<K: PartialEq>(counts: &mut Vec<(K, u32)>, key: K, more: bool) {
+    match counts.iter().position(|(other, _)| *other == key) {
+        Some(at) if more => counts[at].1 += 1,
+        Some(at) if counts[at].1 > 1 => counts[at].1 -= 1,
+        Some(at) => drop(counts.swap_remove(at)),
+        None => counts.push((key, 1)),
+    }
+}
+
 impl Reservations {
     pub fn is_empty(&self) -> bool {
         self.owners.is_empty()
@@ -67,13 +77,7 @@ impl Reservations {
 
     /// A running sequence uses an adapter, or does no more.
     pub fn use_adapter(&mut self, adapter: Option<AdapterId>, begins: bool) {
-        let Some(adapter) = adapter else { return };
-        match self.adapters.iter().position(|(used, _)| *used == adapter) {
-            Some(at) if begins => self.adapters[at].1 += 1,
-            Some(at) if self.adapters[at].1 > 1 => self.adapters[at].1 -= 1,
-            Some(at) => drop(self.adapters.swap_remove(at)),
-            None => self.adapters.push((adapter, 1)),
-        }
+        adapter.into_iter().for_each(|adapter| count(&mut self.adapters, adapter, begins));
     }
 
     /// Those in use, for `check`.
@@ -82,23 +86,11 @@ impl Reservations {
     }
 
     /// Replaces what one sequence of `owner` had set aside.
-    fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
+    pub fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
         let zero = GroupCounts::default();
         self.blocks = (self.blocks + after.unwrap_or(zero)).saturating_sub(before.unwrap_or(zero));
-        if before.is_some() == after.is_some() {
-            return;
-        }
-        let at = self.owners.iter().position(|(tenant, _)| *tenant == owner);
-        match (at, after.is_some()) {
-            (Some(at), true) => self.owners[at].1 += 1,
-            (None, true) => self.owners.push((owner, 1)),
-            (Some(at), false) => {
-                self.owners[at].1 -= 1;
-                if self.owners[at].1 == 0 {
-                    self.owners.swap_remove(at);
-                }
-            }
-            (None, false) => {}
+        if before.is_some() != after.is_some() {
+            count(&mut self.owners, owner, after.is_some());
         }
     }
 }
@@ -180,11 +172,6 @@ impl Scheduler {
             running.reserved = Some(after);
         }
         self.reservations.change(owner, Some(before), Some(after));
-    }
-
-    /// Its reservation, if it has one, ends.
-    pub(super) fn unreserve(&mut self, owner: TenantId, reserved: Option<GroupCounts>) {
-        self.reservations.change(owner, reserved, None);
     }
 
     /// Blocks a sequence will still take until `positions`; none without a table.

@@ -130,7 +130,7 @@ impl Scheduler {
             }
         };
         self.expired(wait);
-        self.end_with_error(cache, slot, error.into());
+        self.end_with_error(cache, slot, error);
     }
 
     /// A wait is over.

@@ -46,7 +46,7 @@ use super::ghosts::{Ghost, Ghosts};
 use super::gittins::Lives;
 use super::runs::Runs;
 use super::{BlockMeta, EvictionPolicy};
-use crate::types::{BlockId, TenantId};
+use crate::types::BlockId;
 
 /// Wanted 0, 1, 2 times before, or more often.
 const KINDS: usize = 4;
@@ -206,14 +206,15 @@ impl LearnedLifetimes {
         cost * self.lives.index(state.class.into(), self.freed_since(state.since))
     }
 
-    fn leaf<I: Iterator<Item = u32>>(&self, runs: I, look: usize) -> Option<u32> {
-        runs.take(look).find(|block| self.states[*block as usize].leaf)
+    fn is_leaf(&self, block: &u32) -> bool {
+        self.states[*block as usize].leaf
     }
 
     /// The leaves at both ends of every class.
     fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
         let ends = |class| {
-            [self.leaf(self.runs.oldest_first(class), LOOK), self.leaf(self.runs.youngest_first(class), 1)]
+            let oldest = self.runs.oldest_first(class).take(LOOK).find(|block| self.is_leaf(block));
+            [oldest, self.runs.youngest(class).filter(|block| self.is_leaf(block))]
         };
         (0..CLASSES).flat_map(ends).flatten()
     }
@@ -298,7 +299,7 @@ impl EvictionPolicy for LearnedLifetimes {
         }
     }
 
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         let mut least: Option<(f64, u32)> = None;
         let mut oldest: Option<(u64, f64, u32)> = None;
         for block in self.candidates() {
@@ -316,7 +317,8 @@ impl EvictionPolicy for LearnedLifetimes {
             }
             (_, oldest) => oldest.map(|(.., block)| block),
         };
-        let any = || (0..CLASSES).find_map(|class| self.leaf(self.runs.oldest_first(class), usize::MAX));
+        let any =
+            || (0..CLASSES).flat_map(|class| self.runs.oldest_first(class)).find(|block| self.is_leaf(block));
         victim.or_else(any).map(BlockId)
     }
 
@@ -332,12 +334,13 @@ impl EvictionPolicy for LearnedLifetimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::TenantId;
 
     fn meta(parent: Option<u32>, depth: u32, children: u32, hash: u32) -> BlockMeta {
         let (mut bytes, parent) = ([0; 32], parent.map(BlockId));
         bytes[..4].copy_from_slice(&hash.wrapping_mul(0x9e37_79b9).to_be_bytes());
         let hash = Some(crate::types::BlockHash(bytes));
-        BlockMeta { tenant: TenantId(0), parent, children, depth, tokens: 1, hits: 0, hash }
+        BlockMeta { tenant: TenantId(0), parent, children, depth, hits: 0, hash }
     }
 
     /// Chains of one block come and go. Returns the order in which they went.
@@ -349,7 +352,7 @@ mod tests {
             let block = if round < 8 {
                 BlockId(round)
             } else {
-                let block = policy.victim(TenantId(0)).expect("all are freed");
+                let block = policy.victim().expect("all are freed");
                 policy.on_remove(block, &meta(None, 0, 0, held[block.0 as usize]));
                 gone.push(held[block.0 as usize]);
                 block
@@ -397,7 +400,7 @@ mod tests {
             policy.on_free(block, &meta(None, 0, 0, round));
         }
         // The favourite is the oldest of all by now, and its pause nearly over.
-        assert_ne!(policy.victim(TenantId(0)), Some(BlockId(0)));
+        assert_ne!(policy.victim(), Some(BlockId(0)));
     }
 
     #[test]

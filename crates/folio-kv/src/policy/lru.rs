@@ -2,7 +2,7 @@
 
 use super::{BlockMeta, EvictionPolicy};
 use crate::list::{Links, List};
-use crate::types::{BlockId, TenantId};
+use crate::types::BlockId;
 
 /// Least recently used first, and never a parent before its child.
 ///
@@ -55,7 +55,7 @@ impl EvictionPolicy for LruLeafFirst {
         self.on_use(block, meta);
     }
 
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         self.list.oldest().map(BlockId)
     }
 

@@ -13,9 +13,9 @@
 //! What callers said about their content (priority, time to live) is not a policy's business: [`Retaining`] is around every
 //! policy, which never hears of it.
 //!
-//! Bytes for each block of the pool: 9 of [`Retaining`]; of [`LearnedLifetimes`] 12 of state, 12 of links, 20 for each run
+//! Bytes for each block of the pool: 9 of [`Retaining`]; of [`LearnedLifetimes`] 12 of state, 12 of links, 24 for each run
 //! of blocks that were freed together (a whole chain, mostly) and 90 for each evicted content that is remembered (8 for each
-//! block, at most 2^20 in all); of [`LruLeafFirst`] 8. So at 10 million blocks 42 where chains have 64 blocks, and 62 where
+//! block, at most 2^20 in all); of [`LruLeafFirst`] 8. So at 10 million blocks 42 where chains have 64 blocks, and 66 where
 //! each was freed alone. `examples/block_cost.rs` measures it.
 //!
 //! Cost: the hooks of both policies here are O(1) (amortized, for [`LearnedLifetimes`]) and allocate nothing after `resize`.
@@ -50,8 +50,6 @@ pub struct BlockMeta {
     pub children: u32,
     /// Blocks before it in its chain; times the block size, the context its recomputation needs.
     pub depth: u32,
-    /// Positions it holds; fewer than the block size for a tail.
-    pub tokens: u32,
     /// Lookups that found it since it was inserted.
     pub hits: u32,
     /// What identifies the content wherever and whenever it is computed again. `None` for a tail.
@@ -81,8 +79,8 @@ pub trait EvictionPolicy: Send {
     fn on_leaf(&mut self, _block: BlockId, _meta: &BlockMeta) {}
     /// A freed block left the index: evicted, cleared, or superseded by a longer one.
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta);
-    /// The block to give up so that `taker` gets room. The pool answers with `on_remove`.
-    fn victim(&mut self, taker: TenantId) -> Option<BlockId>;
+    /// The block to give up. The pool answers with `on_remove`.
+    fn victim(&mut self) -> Option<BlockId>;
     /// Blocks that were freed since this one, which is freed, was. `None`: the policy does not count them.
     fn age(&self, _block: BlockId) -> Option<u64> {
         None

@@ -222,15 +222,11 @@ impl Retaining {
     }
 
     /// The block to give up; `owner` says whose a block is. See the module documentation.
-    pub fn victim(
-        &mut self,
-        taker: TenantId,
-        owner: impl Fn(BlockId) -> Option<TenantId>,
-    ) -> Option<BlockId> {
+    pub fn victim(&mut self, owner: impl Fn(BlockId) -> Option<TenantId>) -> Option<BlockId> {
         if let Some(offered) = self.leaves.take_turn(0..DEFAULT) {
             return Some(BlockId(offered));
         }
-        let named = if self.policy.evictable() > 0 { self.policy.victim(taker) } else { None };
+        let named = if self.policy.evictable() > 0 { self.policy.victim() } else { None };
         let Some(named) = named else { return self.leaves.take_turn(OPERATOR..u8::MAX).map(BlockId) };
         let leaf = self.leaves.contains(named.0);
         if leaf && self.level(named.0) == DEFAULT {

@@ -5,9 +5,10 @@
 //! of the run that can be without children. Every operation is O(1).
 
 use super::NONE;
+use crate::list::{Links, List};
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct RunLink {
     prev: u32,
     next: u32,
     /// `NONE`: the block is in no list.
@@ -18,36 +19,29 @@ struct Link {
 struct Run {
     first: u32,
     last: u32,
-    /// Towards the old end, and towards the young end.
-    older: u32,
-    younger: u32,
     list: u8,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Ends {
-    oldest: u32,
-    youngest: u32,
 }
 
 /// `lists` lists over the same blocks; a block is in at most one.
 #[derive(Debug)]
 pub(super) struct Runs {
-    links: Vec<Link>,
+    links: Vec<RunLink>,
     runs: Vec<Run>,
-    /// First of the empty runs, linked by `older`.
-    spare: u32,
-    ends: Vec<Ends>,
+    /// Runs without blocks.
+    spare: Vec<u32>,
+    order: Links,
+    lists: Vec<List>,
     len: u32,
 }
 
 impl Runs {
     pub fn new(blocks: u32, lists: usize) -> Self {
         Self {
-            links: vec![Link { prev: NONE, next: NONE, run: NONE }; blocks as usize],
+            links: vec![RunLink { prev: NONE, next: NONE, run: NONE }; blocks as usize],
             runs: Vec::with_capacity(blocks as usize),
-            spare: NONE,
-            ends: vec![Ends { oldest: NONE, youngest: NONE }; lists],
+            spare: Vec::with_capacity(blocks as usize),
+            order: Links::with_capacity(blocks),
+            lists: vec![List::EMPTY; lists],
             len: 0,
         }
     }
@@ -67,40 +61,35 @@ impl Runs {
 
     /// Appends the block at the young end of `list`: to the youngest run if `joins`, else as a run of its own.
     pub fn push(&mut self, list: usize, block: u32, joins: bool) {
-        let youngest = self.ends[list].youngest;
+        let youngest = self.lists[list].youngest;
         let run = if joins && youngest != NONE { youngest } else { self.open(list) };
         let last = std::mem::replace(&mut self.runs[run as usize].last, block);
         match last {
             NONE => self.runs[run as usize].first = block,
             last => self.links[last as usize].next = block,
         }
-        self.links[block as usize] = Link { prev: last, next: NONE, run };
+        self.links[block as usize] = RunLink { prev: last, next: NONE, run };
         self.len += 1;
     }
 
     fn open(&mut self, list: usize) -> u32 {
-        let older = self.ends[list].youngest;
-        let run = Run { first: NONE, last: NONE, older, younger: NONE, list: list as u8 };
-        let id = match self.spare {
-            NONE => {
-                self.runs.push(run);
-                self.runs.len() as u32 - 1
-            }
-            id => {
-                self.spare = std::mem::replace(&mut self.runs[id as usize], run).older;
+        let run = Run { first: NONE, last: NONE, list: list as u8 };
+        let id = match self.spare.pop() {
+            Some(id) => {
+                self.runs[id as usize] = run;
                 id
             }
+            None => {
+                self.runs.push(run);
+                self.order.add()
+            }
         };
-        match older {
-            NONE => self.ends[list].oldest = id,
-            older => self.runs[older as usize].younger = id,
-        }
-        self.ends[list].youngest = id;
+        self.order.push_youngest(&mut self.lists[list], id);
         id
     }
 
     pub fn remove(&mut self, block: u32) {
-        let Link { prev, next, run } = self.links[block as usize];
+        let RunLink { prev, next, run } = self.links[block as usize];
         match prev {
             NONE => self.runs[run as usize].first = next,
             prev => self.links[prev as usize].next = next,
@@ -111,37 +100,21 @@ impl Runs {
         }
         self.links[block as usize].run = NONE;
         self.len -= 1;
-        if self.runs[run as usize].first == NONE {
-            self.close(run);
+        let Run { first, list, .. } = self.runs[run as usize];
+        if first == NONE {
+            self.order.remove(&mut self.lists[list as usize], run);
+            self.spare.push(run);
         }
-    }
-
-    fn close(&mut self, id: u32) {
-        let Run { older, younger, list, .. } = self.runs[id as usize];
-        match older {
-            NONE => self.ends[list as usize].oldest = younger,
-            older => self.runs[older as usize].younger = younger,
-        }
-        match younger {
-            NONE => self.ends[list as usize].youngest = older,
-            younger => self.runs[younger as usize].older = older,
-        }
-        self.runs[id as usize].older = std::mem::replace(&mut self.spare, id);
     }
 
     /// First block of each run, from the old end.
     pub fn oldest_first(&self, list: usize) -> impl Iterator<Item = u32> + '_ {
-        self.firsts(self.ends[list].oldest, |run| run.younger)
+        self.order.of(self.lists[list]).map(|run| self.runs[run as usize].first)
     }
 
-    /// First block of each run, from the young end.
-    pub fn youngest_first(&self, list: usize) -> impl Iterator<Item = u32> + '_ {
-        self.firsts(self.ends[list].youngest, |run| run.older)
-    }
-
-    fn firsts<'a>(&'a self, start: u32, next: impl Fn(&Run) -> u32 + 'a) -> impl Iterator<Item = u32> + 'a {
-        let run = move |id: u32| self.runs.get(id as usize);
-        std::iter::successors(run(start), move |at| run(next(at))).map(|run| run.first)
+    /// First block of the youngest run.
+    pub fn youngest(&self, list: usize) -> Option<u32> {
+        self.runs.get(self.lists[list].youngest as usize).map(|run| run.first)
     }
 }
 
@@ -159,7 +132,7 @@ mod tests {
         }
         let old = |runs: &Runs| runs.oldest_first(0).collect::<Vec<_>>();
         assert_eq!(old(&runs), [3, 2, 4]);
-        assert_eq!(runs.youngest_first(0).collect::<Vec<_>>(), [4, 2, 3]);
+        assert_eq!((runs.youngest(0), runs.youngest(1)), (Some(4), Some(5)));
         assert_eq!(runs.oldest_first(1).collect::<Vec<_>>(), [5]);
         runs.remove(3);
         assert_eq!(old(&runs), [1, 2, 4], "the next of the run moves up");
@@ -168,7 +141,7 @@ mod tests {
         assert_eq!(old(&runs), [1, 4], "an empty run is gone");
         runs.remove(1);
         runs.remove(4);
-        assert_eq!(old(&runs), [0; 0]);
+        assert_eq!((old(&runs), runs.youngest(0)), (vec![], None));
         runs.push(0, 6, true);
         assert_eq!(old(&runs), [6], "there is nothing to join in an empty list");
         assert_eq!(runs.len(), 2);

@@ -166,7 +166,7 @@ impl EvictionPolicy for Fifo {
         self.inserted[block.0 as usize] = None;
     }
 
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         self.candidates.first_key_value().map(|(_, &block)| block)
     }
 

@@ -115,7 +115,7 @@ pub async fn loads(State(served): Shared<Served>) -> Response<Body> {
         "max_total_num_tokens": tokens(cache.blocks),
         "token_usage": stats.kv_usage(),
         "gen_throughput": generated,
-        "cache_hit_rate": ratio(cache.hit_tokens as f64, cache.query_tokens as f64),
+        "cache_hit_rate": ratio(cache.queries.hit_tokens as f64, cache.queries.tokens as f64),
         "utilization": stats.kv_usage(),
     });
     json_response(json!({"timestamp": unix_s(), "dp_rank_count": 1, "loads": [load]}).to_string())

@@ -158,7 +158,7 @@ fn replay(trace: &BlockTrace, blocks: u32, room: u32, policy: Box<dyn EvictionPo
             cache.release(all, &[]);
         }
     }
-    cache.stats().hit_tokens
+    cache.stats().queries.hit_tokens
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use folio_kv::{BlockHash, BlockId, BlockMeta, EvictionPolicy, TenantId};
+use folio_kv::{BlockHash, BlockId, BlockMeta, EvictionPolicy};
 
 /// (request that wants it next, blocks before it in its chain)
 type Rank = (u32, u32);
@@ -69,7 +69,7 @@ impl EvictionPolicy for Min {
         self.freed.remove(&(self.ranks[block.0 as usize], block.0));
     }
 
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         self.freed.last().map(|(_, block)| BlockId(*block))
     }
 

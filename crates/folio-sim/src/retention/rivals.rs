@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
-use folio_kv::{BlockHash, BlockId, BlockMeta, EvictionPolicy, TenantId};
+use folio_kv::{BlockHash, BlockId, BlockMeta, EvictionPolicy};
 
 /// What a rank is made of.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,7 +84,7 @@ impl EvictionPolicy for Ranked {
         self.evictable -= 1;
     }
 
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         self.leaves.first().map(|(_, block)| BlockId(*block))
     }
 
@@ -194,7 +194,7 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn victim(&mut self, _taker: TenantId) -> Option<BlockId> {
+    fn victim(&mut self) -> Option<BlockId> {
         // Every round lowers a frequency or moves a block to the main queue, so it ends.
         loop {
             let small = self.leaves[SMALL].first().copied();

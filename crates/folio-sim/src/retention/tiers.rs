@@ -75,7 +75,7 @@ pub fn tiered(
         tier.cut(tier_blocks as usize);
         cache.release(table, ids);
     }
-    hits.device = cache.stats().hit_tokens;
+    hits.device = cache.stats().queries.hit_tokens;
     hits
 }
 

@@ -65,8 +65,8 @@ impl Collector for EngineCollector {
                     let (all, kept) = (stats.counters.preemptions, stats.counters.preemptions_swapped);
                     labelled("mode", &[("tier", kept), ("recompute", all - kept)])
                 }
-                "vllm:prefix_cache_queries_total" => Samples::Counter(cache.query_tokens),
-                "vllm:prefix_cache_hits_total" => Samples::Counter(cache.hit_tokens),
+                "vllm:prefix_cache_queries_total" => Samples::Counter(cache.queries.tokens),
+                "vllm:prefix_cache_hits_total" => Samples::Counter(cache.queries.hit_tokens),
                 "vllm:iteration_tokens_total" => Samples::Total {
                     count: stats.counters.steps,
                     sum: stats.counters.iteration_tokens as f64,
@@ -77,16 +77,18 @@ impl Collector for EngineCollector {
                     [] => Samples::Counter(cache.evictions),
                     _ => Samples::Counters(evictions_by_group(cache)),
                 },
-                "folio:kv_cache_window_miss_tokens_total" => Samples::Counter(cache.window_miss_tokens),
+                "folio:kv_cache_window_miss_tokens_total" => {
+                    Samples::Counter(cache.queries.window_miss_tokens)
+                }
                 "folio:kv_cache_byte_seconds" => {
                     let (active, cached) = byte_seconds(&stats, self.engine.now());
                     let state = |state: &str| vec![("state", state.to_owned())];
                     Samples::Gauges(vec![(state("active"), active), (state("cached"), cached)])
                 }
                 "folio:recomputed_tokens_total" => Samples::Counter(stats.counters.recomputed_tokens),
-                "vllm:external_prefix_cache_queries_total" => {
-                    Samples::Counter(cache.query_tokens + stats.counters.loaded_tokens - cache.hit_tokens)
-                }
+                "vllm:external_prefix_cache_queries_total" => Samples::Counter(
+                    cache.queries.tokens + stats.counters.loaded_tokens - cache.queries.hit_tokens,
+                ),
                 "vllm:external_prefix_cache_hits_total" => Samples::Counter(stats.counters.loaded_tokens),
                 "folio:tier_loads_total" => {
                     let counters = &stats.counters;

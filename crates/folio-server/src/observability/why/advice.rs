@@ -5,7 +5,7 @@
 //!
 //! The gain of all advice so far is tokens of prompts that need not be computed, in the time that the tokens of the window took by
 //! themselves. With more memory the cache hits what a cache of the last blocks of that size would have hit, less what one of the present
-//! size would (`folio_kv::ShadowIndex`): the difference is told, since Folio's own order of eviction is not that of the last use.
+//! size would (`shadow`): the difference is told, since Folio's own order of eviction is not that of the last use.
 
 use folio_kv::TenantId;
 use serde_json::{Value, json};

@@ -22,6 +22,7 @@ mod prompts;
 mod repeated;
 mod report;
 mod roofline;
+mod shadow;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

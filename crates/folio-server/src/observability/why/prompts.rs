@@ -1,7 +1,7 @@
 //! What prompts have in common with those before them: what a larger cache would have hit, and which clients break their own prefix.
 //!
 //! Owns: the thread that looks, and what it found. Must never: keep whoever answers waiting: what is too much for the thread is left out, and
-//! counted. Memory: [`SAMPLED`] hashes (`folio_kv::ShadowIndex`, under 16 MiB), the beginnings of a few prompts of each tenant (`breaks`),
+//! counted. Memory: [`SAMPLED`] hashes ([`ShadowIndex`], under 16 MiB), the beginnings of a few prompts of each tenant (`breaks`),
 //! names of prefixes and what they cost (`repeated`), and [`WAITING`] prompts on the way.
 
 use std::collections::HashSet;
@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use folio_engine::Micros;
-use folio_kv::{BlockHashes, ShadowIndex, TenantId};
+use folio_kv::{BlockHashes, TenantId};
 use parking_lot::Mutex;
 
 use super::breaks::Breaks;
 use super::repeated::RepeatedPrefixes;
+use super::shadow::ShadowIndex;
 
 /// Hashes of blocks that are followed: all, up to two million tokens in blocks of 16.
 const SAMPLED: usize = 1 << 17;

@@ -8,25 +8,23 @@
 //! followed and distances are exact; beyond, the threshold falls and what is above it is dropped (their fixed-size variant).
 //!
 //! Old times count less ([`ShadowIndex::age`]). Cost: O(log sampled) for a hash that is followed, a comparison for others. Memory:
-//! [`ShadowIndex::bytes_max`].
+//! `ShadowIndex::bytes_max`.
 
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
-use rustc_hash::FxHashMap;
-
-use crate::types::BlockHash;
+use folio_kv::BlockHash;
 
 /// Parts of a doubling of distances that are told apart.
 const OF_DOUBLING: usize = 8;
 const ENTRIES: usize = 40 * OF_DOUBLING;
 
 /// See the module documentation.
-pub struct ShadowIndex {
+pub(super) struct ShadowIndex {
     sampled_max: usize,
     /// Hashes up to this are followed.
     threshold: u64,
     /// Followed hashes: the place of the last time in `times`.
-    last: FxHashMap<u64, u32>,
+    last: HashMap<u64, u32>,
     /// The same hashes, the largest first.
     largest: BinaryHeap<u64>,
     /// A Fenwick tree: 1 at the last time of each followed hash.
@@ -48,7 +46,7 @@ impl ShadowIndex {
         Self {
             sampled_max,
             threshold: u64::MAX,
-            last: FxHashMap::default(),
+            last: HashMap::default(),
             largest: BinaryHeap::new(),
             times: vec![0; 4 * sampled_max + 1],
             next: 0,
@@ -60,7 +58,8 @@ impl ShadowIndex {
         }
     }
 
-    /// Bytes that it may take. A table of hashes has up to twice as many places as hashes, each with a byte of its own, and while it grows there is the one before, too.
+    /// Bytes that it may take at most. A table of hashes has up to twice as many places as hashes, each with a byte of its own, and while it grows there is the one before, too.
+    #[cfg(test)]
     pub fn bytes_max(sampled_max: usize) -> usize {
         let most = (sampled_max + 1).next_power_of_two();
         let table = 2 * most * (size_of::<(u64, u32)>() + 1) * 3 / 2;
