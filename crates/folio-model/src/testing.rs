@@ -2,6 +2,7 @@
 //!
 //! Used by the tests of every crate that has a [`Backend`]; not part of the serving program.
 
+pub mod adapters;
 pub mod blocks;
 pub mod gguf;
 pub mod heads;

@@ -20,6 +20,7 @@ mod library;
 mod prompt;
 mod reasoning;
 mod stop;
+mod tekken;
 mod template;
 mod token_cache;
 mod tokenizer;

@@ -1,6 +1,6 @@
 //! The tokenizer of a checkpoint: text to ids, ids to bytes, and which ids are special.
 //!
-//! Owns: tokenizer.json and what tokenizer_config.json says about it (vocabularies of GGUF files are read by `gguf`). Must
+//! Owns: tokenizer.json and what tokenizer_config.json says about it (tekken.json is read by `tekken`, vocabularies of GGUF files by `gguf`). Must
 //! never: truncate or pad (a file that asks for it is overruled: limits are the caller's and are errors, not silence).
 //!
 //! Cost: loading reads the vocabulary once; [`Tokenizer::token_bytes`] is an index into a table.
@@ -17,6 +17,7 @@ use crate::error::TextError;
 use crate::gguf::{self, Pieces};
 use crate::library::Library;
 use crate::prompt::Prompt;
+use crate::tekken;
 use crate::token_cache::{self, Part, TokenCache};
 
 /// A token with a role, as tokenizer_config.json names it.
@@ -83,19 +84,22 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, where present, `tokenizer_config.json` and `special_tokens_map.json`.
+    /// Reads `tokenizer.json`, or if there is none `tekken.json`, and where present `tokenizer_config.json` and `special_tokens_map.json`.
     pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
-        let Some(json) = read_optional(&folder.join("tokenizer.json"))? else {
-            let hint = if folder.join("tokenizer.model").exists() {
-                " (only a sentencepiece tokenizer.model)"
-            } else {
-                ""
-            };
-            return Err(TextError::NoTokenizer { folder: folder.to_owned(), hint });
+        let side = |name: &str| read_optional(&folder.join(name));
+        let (config, map) = (side("tokenizer_config.json")?, side("special_tokens_map.json")?);
+        if let Some(json) = side("tokenizer.json")? {
+            return Self::build(&json, config.as_deref(), map.as_deref());
+        }
+        if let Some(json) = side(TEKKEN)? {
+            return Self::build_tekken(&json, config.as_deref(), map.as_deref());
+        }
+        let hint = if folder.join("tokenizer.model").exists() {
+            " (only a sentencepiece tokenizer.model)"
+        } else {
+            ""
         };
-        let config = read_optional(&folder.join("tokenizer_config.json"))?;
-        let map = read_optional(&folder.join("special_tokens_map.json"))?;
-        Self::build(&json, config.as_deref(), map.as_deref())
+        Err(TextError::NoTokenizer { folder: folder.to_owned(), hint })
     }
 
     /// `tokenizer_json` and `tokenizer_config_json` are the files' bytes.
@@ -125,20 +129,39 @@ impl Tokenizer {
 
         let config = parse_object("tokenizer_config.json", config)?;
         let map = parse_object("special_tokens_map.json", map)?;
-        let tokens = vocabulary(&inner).map_err(bad)?;
+        let add_bos = spec.post_processor.is_null() && adds_bos(&config).unwrap_or(false);
+        Self::of_library(inner, &spec.decoder, (&config, &map), add_bos).map_err(bad)
+    }
+
+    fn build_tekken(json: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
+        let bad = |reason: String| TextError::BadTokenizer { file: TEKKEN.into(), reason };
+        let config = parse_object("tokenizer_config.json", config)?;
+        let mut names: Object =
+            tekken::NAMED.into_iter().map(|(name, token)| (name.to_owned(), token.into())).collect();
+        names.extend(parse_object("special_tokens_map.json", map)?);
+        let inner = tekken::read(json).map_err(bad)?;
+        let decoder = serde_json::json!({"type": "ByteLevel"});
+        Self::of_library(inner, &decoder, (&config, &names), adds_bos(&config).unwrap_or(true)).map_err(bad)
+    }
+
+    /// `names`: tokenizer_config.json and special_tokens_map.json.
+    fn of_library(
+        inner: tokenizers::Tokenizer,
+        decoder: &Value,
+        (config, map): (&Object, &Object),
+        add_bos: bool,
+    ) -> Result<Self, String> {
+        let tokens = vocabulary(&inner)?;
         let mut is_special = vec![false; tokens.len()];
         for (id, token) in inner.get_added_tokens_decoder() {
             if let Some(flag) = is_special.get_mut(id as usize) {
                 *flag = token.special;
             }
         }
-        let special = special_tokens(&inner, &config, &map);
-        let add_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
-        let forced_bos =
-            special.bos.as_ref().filter(|_| add_bos && spec.post_processor.is_null()).map(|bos| bos.id);
-        let encoder = Encoder::Library(Box::new(Library::new(inner).map_err(bad)?));
-        let decoder = &spec.decoder;
-        Self::from_parts(TokenizerParts {
+        let special = special_tokens(&inner, config, map);
+        let forced_bos = special.bos.as_ref().filter(|_| add_bos).map(|bos| bos.id);
+        let encoder = Encoder::Library(Box::new(Library::new(inner)?));
+        Ok(Self::from_parts(TokenizerParts {
             encoder,
             decoder,
             tokens,
@@ -146,7 +169,7 @@ impl Tokenizer {
             special,
             forced_bos,
             forced_eos: None,
-        })
+        }))
     }
 
     /// The tokenizer inside a GGUF file.
@@ -160,14 +183,14 @@ impl Tokenizer {
         }
     }
 
-    pub(crate) fn from_parts(parts: TokenizerParts<'_>) -> Result<Self, TextError> {
+    pub(crate) fn from_parts(parts: TokenizerParts<'_>) -> Self {
         let TokenizerParts { encoder, decoder, tokens, is_special, special, forced_bos, forced_eos } = parts;
         let (kind, table) = match Plan::parse(decoder) {
             Some(plan) => (DecodeKind::Table(plan.start()), plan.table(&tokens)),
             None => (DecodeKind::Whole, verbatim_table(&tokens)),
         };
         let vocab_size = tokens.len();
-        Ok(Self { encoder, table, kind, special, is_special, vocab_size, forced_bos, forced_eos })
+        Self { encoder, table, kind, special, is_special, vocab_size, forced_bos, forced_eos }
     }
 
     /// Token ids of `text`. Special tokens written out in `text` are recognized, as in Hugging Face's tokenizers;
@@ -344,7 +367,13 @@ struct AddedTokenSpec {
 }
 
 /// Ids beyond this are taken for a damaged file rather than for a vocabulary.
-const MAX_TOKEN_ID: u32 = 16 << 20;
+pub(crate) const MAX_TOKEN_ID: u32 = 16 << 20;
+const TEKKEN: &str = "tekken.json";
+
+/// Whether tokenizer_config.json wants bos before texts.
+fn adds_bos(config: &Object) -> Option<bool> {
+    config.get("add_bos_token")?.as_bool()
+}
 
 fn vocabulary(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<String>>, String> {
     let vocab = inner.get_vocab(true);

@@ -85,8 +85,8 @@ fn planned(models: &[OnDemandModel], memory: u64, line: &[OsString]) -> Result<V
         let plan = MemoryPlan::new(args.model.as_deref(), &args.engine, share)
             .with_context(|| format!("the model '{name}'"))?;
         let adapters = args.lora.iter().map(|spec| match spec.split_once('=') {
-            Some((name, folder)) => Ok((name.to_owned(), weight_files(Path::new(folder))?)),
-            None => bail!("the model '{name}': lora: {spec}: expected NAME=FOLDER"),
+            Some((name, path)) => Ok((name.to_owned(), weight_files(Path::new(path))?)),
+            None => bail!("the model '{name}': lora: {spec}: expected NAME=PATH"),
         });
         let adapters =
             adapters.collect::<Result<Vec<_>>>().with_context(|| format!("the model '{name}': lora"))?;

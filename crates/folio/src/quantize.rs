@@ -23,6 +23,7 @@ const SIDE_FILES: &[&str] = &[
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    "tekken.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",

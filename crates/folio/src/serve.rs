@@ -129,18 +129,17 @@ fn adapters(args: &ServeArgs, runtime: &Runtime, names: &[String]) -> Result<Ada
     }
     let (targets, bytes) = (runtime.model.targets.clone(), args.lora_memory);
     let limits = AdapterLimits { rank: args.max_lora_rank as usize, bytes };
-    let load =
-        move |folder: &Path| Adapter::read(folder, &targets, limits).map_err(|error| error.to_string());
+    let load = move |path: &Path| Adapter::read(path, &targets, limits).map_err(|error| error.to_string());
     let limits = AdaptersLimits { count: args.max_cpu_loras as usize, bytes };
     let adapters = Adapters::new(Box::new(load), limits, args.lora_dir.clone());
     for spec in &args.lora {
-        let Some((name, folder)) = spec.split_once('=') else {
-            bail!("--lora {spec}: expected NAME=FOLDER");
+        let Some((name, path)) = spec.split_once('=') else {
+            bail!("--lora {spec}: expected NAME=PATH");
         };
         if names.iter().any(|taken| taken == name) {
             bail!("--lora {spec}: '{name}' is a name of the model itself");
         }
-        let loaded = adapters.load_at_start(name, Path::new(folder));
+        let loaded = adapters.load_at_start(name, Path::new(path));
         loaded.map_err(|problem| anyhow!("--lora {spec}: {problem}"))?;
     }
     Ok(adapters)

@@ -6,6 +6,8 @@
 //!
 //! A row's result depends on that row, the weights and its adapter: how rows are grouped changes no bit, nor do other adapters.
 
+mod gguf;
+mod peft;
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +16,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::backend::DType;
-use crate::config::Config;
+use crate::checkpoint::gguf::Names;
+use crate::config::{Config, Mixer};
 use crate::error::{ModelError, Result};
 use crate::packed::Ids;
 use crate::program::{MatrixId, Op, Program, VectorId};
@@ -298,6 +301,12 @@ impl LowRank {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdapterTargets {
     tensors: BTreeMap<String, Vec<AdapterTarget>>,
+    /// Of the family.
+    model_type: &'static str,
+    /// Of GGUF files whose rows are as the decoder's.
+    names: Names,
+    /// Value heads of delta nets are in the order of GGUF files.
+    tiled: bool,
 }
 
 /// A tensor, or some of its rows, inside a matrix.
@@ -321,14 +330,25 @@ impl AdapterTargets {
             Op::Linear { weight, .. } | Op::GatedLinear { weight, .. } => Some(*weight),
             _ => None,
         });
-        let mut finding =
-            FindTargets { products: products.collect(), ids: Ids::default(), targets: Self::default() };
+        let targets = Self {
+            tensors: BTreeMap::new(),
+            model_type: config.family.model_type,
+            names: Names::of(config, false),
+            tiled: config.mixers.iter().any(|mixer| matches!(mixer, Mixer::Delta(net) if net.tiled)),
+        };
+        let mut finding = FindTargets { products: products.collect(), ids: Ids::default(), targets };
         weight_specs(config).try_map(&mut finding)?;
         Ok(finding.targets)
     }
 
     pub(crate) fn get(&self, tensor: &str) -> Option<&[AdapterTarget]> {
         self.tensors.get(tensor).map(Vec::as_slice)
+    }
+
+    /// The tensors that an adapter may add to, and their `[rows, cols]` as stored.
+    pub fn products(&self) -> impl Iterator<Item = (&str, [usize; 2])> {
+        let products = self.tensors.iter().filter(|(_, targets)| targets.iter().all(|of| of.is_product));
+        products.filter_map(|(name, targets)| Some((name.as_str(), targets.first()?.stored)))
     }
 }
 

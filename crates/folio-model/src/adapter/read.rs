@@ -1,26 +1,19 @@
-//! PEFT folders: `adapter_config.json` and `adapter_model.safetensors`.
+//! From an adapter's file to an [`Adapter`], whatever the format: `peft` and `gguf` say what their tensors are, here they are checked against the model.
 //!
-//! Owns: their fields and tensor names, and the sentences that refuse what would be computed wrongly. A folder comes from a stranger: every
-//! bound is checked before memory is taken, every tensor of the file is used or named in an error.
+//! A file comes from a stranger: every bound is checked before memory is taken, every tensor of it is used or named in an error.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
 use half::{bf16, f16};
-use regex::Regex;
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{Adapter, AdapterTarget, AdapterTargets, LANES, LowRank, LowRankPart};
+use super::{Adapter, AdapterTarget, AdapterTargets, LANES, LowRank, LowRankPart, gguf, peft};
 use crate::backend::DType;
-use crate::checkpoint::json::parse_object;
-use crate::checkpoint::safetensors::{TensorEntry, read_header};
+use crate::checkpoint::gguf::{RowOrder, find_in, is_gguf};
 use crate::error::{ModelError, Result};
-
-const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
-const CONFIG_BYTES_MAX: u64 = 1 << 20;
+use crate::quant::Encoding;
 
 /// What an adapter may be at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,178 +23,22 @@ pub struct AdapterLimits {
     pub bytes: u64,
 }
 
-/// Fields that change nothing here, whatever they say: which modules are adapted is read from the tensors.
-const INFORMATIVE: [&str; 14] = [
-    "auto_mapping",
-    "base_model_name_or_path",
-    "corda_config",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "loftq_config",
-    "lora_dropout",
-    "peft_version",
-    "revision",
-    "target_modules",
-    "task_type",
-];
-/// Fields of others, with the value that leaves LoRA as it is.
-const IGNORED_DEFAULTS: [(&str, &str); 2] = [("megatron_core", "megatron.core"), ("qalora_group_size", "16")];
-
-struct PeftSettings {
-    file: String,
-    rank: f64,
-    alpha: f64,
-    by_root: bool,
-    /// In the file's order; the first that matches a module's name holds.
-    alphas: Vec<(Regex, f64)>,
-    ranks: Vec<(Regex, f64)>,
-}
-
-impl PeftSettings {
-    fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
-        let map = parse_object(file, bytes)?;
-        let field = |name: &str, problem: String| ModelError::Field {
-            file: file.to_owned(),
-            field: name.to_owned(),
-            problem,
-        };
-        let number = |name: &str, value: &Value| {
-            let number = value.as_f64().filter(|value| value.is_finite() && *value > 0.0);
-            number.ok_or_else(|| field(name, format!("is {value}, expected a number above 0")))
-        };
-        let value = |name: &str| map.get(name).filter(|value| !value.is_null());
-        match value("peft_type") {
-            Some(Value::String(kind)) if kind == "LORA" => {}
-            kind => {
-                let kind = kind.map_or("missing".to_owned(), |kind| format!("{kind}"));
-                return Err(field("peft_type", format!("is {kind}, expected \"LORA\"")));
-            }
-        }
-        let patterns = |name: &str| -> Result<Vec<(Regex, f64)>> {
-            let Some(patterns) = value(name) else { return Ok(Vec::new()) };
-            let Value::Object(patterns) = patterns else {
-                return Err(field(name, format!("is {patterns}, expected an object")));
-            };
-            let pattern = |(key, of): (&String, &Value)| {
-                let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$"));
-                let regex = regex.map_err(|error| field(name, format!("has `{key}`: {error}")))?;
-                Ok((regex, number(name, of)?))
-            };
-            patterns.iter().map(pattern).collect()
-        };
-        for (name, value) in &map {
-            Self::known(name, value).map_err(|problem| field(name, problem))?;
-        }
-        Ok(Self {
-            file: file.to_owned(),
-            rank: value("r").map_or(Ok(8.0), |value| number("r", value))?,
-            alpha: value("lora_alpha").map_or(Ok(8.0), |value| number("lora_alpha", value))?,
-            by_root: value("use_rslora") == Some(&Value::Bool(true)),
-            alphas: patterns("alpha_pattern")?,
-            ranks: patterns("rank_pattern")?,
-        })
-    }
-
-    /// Whether a field may say what it says.
-    fn known(name: &str, value: &Value) -> std::result::Result<(), String> {
-        let is_set = match value {
-            Value::Null | Value::Bool(false) => false,
-            Value::Array(values) => !values.is_empty(),
-            Value::Object(values) => !values.is_empty(),
-            _ => true,
-        };
-        match name {
-            "peft_type" | "r" | "lora_alpha" | "rank_pattern" | "alpha_pattern" | "lora_bias" => Ok(()),
-            "use_rslora" if !matches!(value, Value::Bool(_) | Value::Null) => {
-                Err(format!("is {value}, expected true or false"))
-            }
-            "use_rslora" => Ok(()),
-            "bias" if is_set && value != "none" => Err(format!(
-                "is {value}: biases of the model that were trained, too, are not served; expected \"none\""
-            )),
-            "init_lora_weights" => match value.as_str() {
-                Some(kind)
-                    if ["pissa", "olora", "corda", "loftq"].iter().any(|other| kind.starts_with(other)) =>
-                {
-                    Err(format!(
-                        "is {value}: such training changes the model itself; save it converted to plain LoRA"
-                    ))
-                }
-                _ => Ok(()),
-            },
-            "use_dora" if is_set => Err("is true: DoRA is not served".to_owned()),
-            "modules_to_save" if is_set => {
-                Err(format!("is {value}: modules that replace the model's are not served"))
-            }
-            _ if !is_set || INFORMATIVE.contains(&name) => Ok(()),
-            "bias" => Ok(()),
-            _ if IGNORED_DEFAULTS.iter().any(|(other, is)| {
-                *other == name && value.as_str().map_or_else(|| value.to_string(), str::to_owned) == *is
-            }) =>
-            {
-                Ok(())
-            }
-            _ => Err(format!("is {value}: what it changes is not served")),
-        }
-    }
-
-    /// What B's products are multiplied by. `rank`: by the tensors' shapes.
-    fn scale(&self, module: &str, rank: usize) -> Result<f64> {
-        let of = |patterns: &[(Regex, f64)]| {
-            patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
-        };
-        let said = of(&self.ranks).unwrap_or(self.rank);
-        if said != rank as f64 {
-            return Err(ModelError::Field {
-                file: self.file.clone(),
-                field: "r".to_owned(),
-                problem: format!(
-                    "(or rank_pattern) is {said} for `{module}`, whose tensors have rank {rank}"
-                ),
-            });
-        }
-        let alpha = of(&self.alphas).unwrap_or(self.alpha);
-        Ok(alpha / if self.by_root { (rank as f64).sqrt() } else { rank as f64 })
-    }
-}
-
-/// The tensors of one module.
-#[derive(Default)]
-struct PeftModule<'a> {
-    a: Option<&'a TensorEntry>,
-    b: Option<&'a TensorEntry>,
-    bias: Option<&'a TensorEntry>,
-}
-
 impl Adapter {
-    /// Reads a PEFT folder for a model. Blocks; takes as much memory as the file and the adapter. The digest is of what is computed: two
-    /// folders that compute the same have the same.
-    pub fn read(folder: &Path, targets: &AdapterTargets, limits: AdapterLimits) -> Result<Self> {
-        let config = folder.join(CONFIG);
-        let missing = |file: &Path| {
-            let missing = match folder.join("adapter_model.bin").exists() {
-                true => {
-                    "it has adapter_model.bin, a pickle, which is not read: save it as safetensors".to_owned()
-                }
-                false => format!("{} is missing", file.file_name().unwrap_or_default().display()),
-            };
-            ModelError::AdapterFolder { folder: folder.display().to_string(), problem: missing }
-        };
-        let settings = read_file(&config, CONFIG_BYTES_MAX)?.ok_or_else(|| missing(&config))?;
-        let settings = PeftSettings::parse(&config.display().to_string(), &settings)?;
-        let weights = folder.join(WEIGHTS);
-        let bytes = read_file(&weights, limits.bytes)?.ok_or_else(|| missing(&weights))?;
-        let file = weights.display().to_string();
-        let reading = AdapterReading { file: &file, bytes: &bytes, targets, limits };
-        reading.adapter(&settings)
+    /// Reads an adapter of a model: a PEFT folder, or a GGUF file of llama.cpp or the one that a folder has. Blocks; takes as much memory as the
+    /// file and the adapter. The digest is of what is computed: two files that compute the same have the same.
+    pub fn read(path: &Path, targets: &AdapterTargets, limits: AdapterLimits) -> Result<Self> {
+        if is_gguf(path) {
+            return gguf::read(path, targets, limits);
+        }
+        match find_in(path) {
+            Ok(Some(file)) if !path.join(peft::CONFIG).exists() => gguf::read(&file, targets, limits),
+            _ => peft::read(path, targets, limits),
+        }
     }
 }
 
 /// `None`: there is no such file.
-fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
+pub(super) fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
     let name = || path.display().to_string();
     let failed = |source| ModelError::Io { file: name(), source };
     let about = match std::fs::metadata(path) {
@@ -221,44 +58,81 @@ fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-struct AdapterReading<'a> {
-    file: &'a str,
-    bytes: &'a [u8],
-    targets: &'a AdapterTargets,
-    limits: AdapterLimits,
+/// What a tensor is to the module that it adapts.
+#[derive(Clone, Copy)]
+pub(super) enum Role {
+    A,
+    B,
+    Bias,
 }
 
-impl AdapterReading<'_> {
-    fn problem(&self, tensor: &str, problem: impl Into<String>) -> ModelError {
+pub(super) const ROLES: [Role; 3] = [Role::A, Role::B, Role::Bias];
+
+/// A tensor as a file has it.
+pub(super) struct AdapterTensor<'a> {
+    pub shape: Vec<usize>,
+    /// `Err`: the name of a type that is not served.
+    pub encoding: std::result::Result<Encoding, String>,
+    pub bytes: &'a [u8],
+    pub order: RowOrder,
+}
+
+/// The tensors of one module, by role, and what the file calls them.
+struct AdapterModule<'a> {
+    stored: [String; 3],
+    tensors: [Option<AdapterTensor<'a>>; 3],
+}
+
+/// A file while it is read.
+pub(super) struct AdapterReading<'a> {
+    file: &'a str,
+    targets: &'a AdapterTargets,
+    limits: AdapterLimits,
+    /// As [`AdapterTargets::tiled`], of the file.
+    tiled: bool,
+    /// By the decoder's name.
+    modules: BTreeMap<String, AdapterModule<'a>>,
+}
+
+impl<'a> AdapterReading<'a> {
+    pub fn new(file: &'a str, targets: &'a AdapterTargets, limits: AdapterLimits, tiled: bool) -> Self {
+        Self { file, targets, limits, tiled, modules: BTreeMap::new() }
+    }
+
+    pub fn problem(&self, tensor: &str, problem: impl Into<String>) -> ModelError {
         ModelError::Tensor { file: self.file.to_owned(), tensor: tensor.to_owned(), problem: problem.into() }
     }
 
-    fn adapter(&self, settings: &PeftSettings) -> Result<Adapter> {
-        let damaged = |problem| ModelError::Damaged { file: self.file.to_owned(), problem };
-        let entries = read_header(self.bytes).map_err(damaged)?;
-        let mut modules: BTreeMap<String, PeftModule<'_>> = BTreeMap::new();
-        for (name, entry) in &entries {
-            let (module, which) = self.module_of(name)?;
-            let module = modules.entry(module).or_default();
-            let place = match which {
-                TensorRole::A => &mut module.a,
-                TensorRole::B => &mut module.b,
-                TensorRole::Bias => &mut module.bias,
-            };
-            if place.replace(entry).is_some() {
-                return Err(self.problem(name, "has a second tensor for the same place"));
-            }
+    /// Takes a tensor; `stored`: what those of all roles are called there.
+    pub fn put(
+        &mut self,
+        module: String,
+        role: Role,
+        stored: [String; 3],
+        tensor: AdapterTensor<'a>,
+    ) -> std::result::Result<(), &'static str> {
+        let module =
+            self.modules.entry(module).or_insert(AdapterModule { stored, tensors: [None, None, None] });
+        match module.tensors[role as usize].replace(tensor) {
+            Some(_) => Err("has a second tensor for the same place"),
+            None => Ok(()),
         }
-        if modules.is_empty() {
-            return Err(damaged("it has no tensors".to_owned()));
+    }
+
+    /// The adapter, once all tensors are there. `scale`: what a module's products with B are multiplied by, given its rank.
+    pub fn adapter(&self, scale: impl Fn(&str, usize) -> Result<f64>) -> Result<Adapter> {
+        if self.modules.is_empty() {
+            let problem = "it has no tensors".to_owned();
+            return Err(ModelError::Damaged { file: self.file.to_owned(), problem });
         }
         let mut digest = Sha256::new();
         digest.update(b"folio adapter 2");
         let mut parts: BTreeMap<_, (usize, usize, Vec<LowRankPart>)> = BTreeMap::new();
         let (mut rank, mut memory) = (0, 0u64);
-        let dtype = stored_dtype(entries.values().map(|entry| &entry.dtype));
-        for (name, module) in &modules {
-            let module = self.module(name, module, settings)?;
+        let tensors = self.modules.values().flat_map(|module| module.tensors.iter().flatten());
+        let dtype = stored_dtype(tensors.map(|tensor| tensor.encoding.as_ref().ok()));
+        for (name, module) in &self.modules {
+            let module = self.module(name, module, &scale)?;
             rank = rank.max(module.rank);
             digest.update((name.len() as u64).to_le_bytes());
             digest.update(name.as_bytes());
@@ -289,117 +163,100 @@ impl AdapterReading<'_> {
         Ok(Adapter::new(digest.finalize().into(), rank, products))
     }
 
-    /// The module of the model that a tensor belongs to.
-    fn module_of(&self, name: &str) -> Result<(String, TensorRole)> {
-        let path = name.strip_prefix("base_model.model.").unwrap_or(name);
-        let path = path.replace(".default.", ".");
-        if path.contains("lora_magnitude_vector") {
-            return Err(self.problem(name, "is of DoRA, which is not served"));
-        }
-        if path.contains("lora_embedding_") {
-            return Err(self.problem(name, "adapts the table of embeddings, which is not served"));
-        }
-        let suffixes = [
-            (".lora_A.weight", TensorRole::A),
-            (".lora_B.weight", TensorRole::B),
-            (".lora_B.bias", TensorRole::Bias),
-        ];
-        let found = suffixes.iter().find_map(|(suffix, which)| Some((path.strip_suffix(suffix)?, *which)));
-        let Some((module, which)) = found else {
-            let problem = "is no part of a LoRA adapter: expected `...lora_A.weight` and `...lora_B.weight`";
-            return Err(self.problem(name, problem));
-        };
-        // Of models with other parts beside the text's.
-        let module = module.replacen("model.language_model.", "model.", 1);
-        Ok((module.replacen("language_model.model.", "model.", 1), which))
-    }
-
-    fn module<'t>(
-        &'t self,
+    fn module(
+        &self,
         name: &str,
-        module: &PeftModule<'_>,
-        settings: &PeftSettings,
-    ) -> Result<CheckedModule<'t>> {
-        let stored = |suffix: &str| format!("base_model.model.{name}.{suffix}");
-        let tensor = |entry: Option<&TensorEntry>, suffix: &str| match entry {
-            Some(entry) => self.values(&stored(suffix), entry),
-            None => Err(self.problem(&stored(suffix), "is missing")),
-        };
+        module: &AdapterModule<'_>,
+        scale: impl Fn(&str, usize) -> Result<f64>,
+    ) -> Result<CheckedModule<'a>> {
+        let [stored_a, stored_b, stored_bias] = &module.stored;
         let targets = self.targets.get(&format!("{name}.weight")).unwrap_or_default();
         let Some(AdapterTarget { stored: [rows, cols], .. }) = targets.first() else {
             let problem =
                 "adapts a module that the model does not have (is this the adapter of another model?)";
-            return Err(self.problem(&stored("lora_A.weight"), problem));
+            return Err(self.problem(stored_a, problem));
         };
         if !targets.iter().all(|target| target.is_product) {
             let problem = "adapts what is no plain product here (experts, the output table, absorbed projections): not served";
-            return Err(self.problem(&stored("lora_A.weight"), problem));
+            return Err(self.problem(stored_a, problem));
         }
-        let (shape_a, down) = tensor(module.a, "lora_A.weight")?;
-        let (shape_b, up) = tensor(module.b, "lora_B.weight")?;
-        let (&[rank, inner], &[outer, other]) = (&shape_a[..], &shape_b[..]) else {
-            return Err(self.problem(
-                &stored("lora_A.weight"),
-                format!("has shape {shape_a:?}, expected two dimensions, as B"),
-            ));
+        if self.tiled != self.targets.tiled && name.contains(".linear_attn.") {
+            let problem = "adapts a delta net whose heads the model's file has in another order: take the model and the adapter both from GGUF files, or neither";
+            return Err(self.problem(stored_a, problem));
+        }
+        let [a, b, bias] = [Role::A, Role::B, Role::Bias].map(|role| module.tensors[role as usize].as_ref());
+        let (Some(a), Some(b)) = (a, b) else {
+            let missing = if a.is_none() { stored_a } else { stored_b };
+            return Err(self.problem(missing, "is missing"));
+        };
+        let (&[rank, inner], &[outer, other]) = (&a.shape[..], &b.shape[..]) else {
+            let problem =
+                format!("has shape {:?}, B {:?}, expected two dimensions of each", a.shape, b.shape);
+            return Err(self.problem(stored_a, problem));
         };
         if inner != *cols || rank == 0 {
-            let problem = format!("has shape {shape_a:?}, expected [rank, {cols}]");
-            return Err(self.problem(&stored("lora_A.weight"), problem));
+            return Err(self.problem(stored_a, format!("has shape {:?}, expected [rank, {cols}]", a.shape)));
         }
         if outer != *rows || other != rank {
-            let problem = format!("has shape {shape_b:?}, expected [{rows}, {rank}]");
-            return Err(self.problem(&stored("lora_B.weight"), problem));
+            return Err(self.problem(stored_b, format!("has shape {:?}, expected [{rows}, {rank}]", b.shape)));
         }
         if rank > self.limits.rank {
-            let problem =
-                format!("has rank {rank}, more than the {} that --max-lora-rank allows", self.limits.rank);
-            return Err(self.problem(&stored("lora_A.weight"), problem));
+            let most = self.limits.rank;
+            let problem = format!("has rank {rank}, more than the {most} that --max-lora-rank allows");
+            return Err(self.problem(stored_a, problem));
         }
-        let scale = settings.scale(name, rank)? as f32;
-        let bias = match module.bias {
-            None => None,
-            Some(entry) => {
-                let (shape, bias) = self.values(&stored("lora_B.bias"), entry)?;
-                if shape != [*rows] {
-                    let problem = format!("has shape {shape:?}, expected [{rows}]");
-                    return Err(self.problem(&stored("lora_B.bias"), problem));
-                }
-                Some(bias)
+        let scale = scale(name, rank)? as f32;
+        let bias = match bias {
+            Some(bias) if bias.shape != [*rows] => {
+                let problem = format!("has shape {:?}, expected [{rows}]", bias.shape);
+                return Err(self.problem(stored_bias, problem));
             }
+            Some(bias) => Some(self.values(stored_bias, bias)?),
+            None => None,
         };
+        let (down, up) = (self.values(stored_a, a)?, self.values(stored_b, b)?);
         Ok(CheckedModule { targets, rank, scale, down, up, bias })
     }
 
     /// The values of a tensor, which are numbers.
-    fn values(&self, name: &str, entry: &TensorEntry) -> Result<(Vec<usize>, Vec<f32>)> {
-        let bytes = &self.bytes[entry.range.clone()];
-        let values: Vec<f32> = match &entry.dtype {
-            Ok(DType::F32) => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            Ok(DType::F16) => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            Ok(DType::BF16) => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-            Err(other) => {
-                return Err(self.problem(name, format!("has dtype {other}, expected F32, F16 or BF16")));
+    fn values(&self, name: &str, tensor: &AdapterTensor<'_>) -> Result<Vec<f32>> {
+        let (rows, count) = (tensor.shape[0], tensor.shape.iter().product::<usize>());
+        let encoding = tensor
+            .encoding
+            .as_ref()
+            .map_err(|other| self.problem(name, format!("has dtype {other}, expected F32, F16 or BF16")))?;
+        if !tensor.order.fits(rows) {
+            return Err(self.problem(name, format!("has {rows} rows, which the heads do not divide")));
+        }
+        let bytes = tensor.order.arranged(tensor.bytes, rows);
+        let values: Vec<f32> = match encoding {
+            Encoding::Plain(DType::F32) => {
+                bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+            }
+            Encoding::Plain(DType::F16) => {
+                bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
+            }
+            Encoding::Plain(DType::BF16) => {
+                bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+            }
+            Encoding::Block(format) => {
+                let mut values = vec![0.0; bytes.len() / format.bytes() * format.values()];
+                format.decode(&bytes, &mut values);
+                values
             }
         };
+        assert_eq!(values.len(), count, "a header's ranges are what its shapes take");
         match values.iter().position(|value| !value.is_finite()) {
             Some(at) => Err(self.problem(name, format!("holds {} at {at}, which is no number", values[at]))),
-            None => Ok((entry.shape.clone(), values)),
+            None => Ok(values),
         }
     }
 }
 
-#[derive(Clone, Copy)]
-enum TensorRole {
-    A,
-    B,
-    Bias,
-}
-
-/// The type that holds every value of a file exactly.
-fn stored_dtype<'a, E: 'a>(mut dtypes: impl Iterator<Item = &'a std::result::Result<DType, E>>) -> DType {
-    match dtypes.next() {
-        Some(Ok(first)) if dtypes.all(|dtype| dtype.as_ref().is_ok_and(|dtype| dtype == first)) => *first,
+/// The type that holds every value of a file exactly. `None`: of a tensor that is refused.
+fn stored_dtype<'a>(mut encodings: impl Iterator<Item = Option<&'a Encoding>>) -> DType {
+    match encodings.next() {
+        Some(Some(first @ Encoding::Plain(dtype))) if encodings.all(|other| other == Some(first)) => *dtype,
         _ => DType::F32,
     }
 }

@@ -51,6 +51,7 @@ const SIDE_FILES: &[&str] = &[
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    "tekken.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "special_tokens_map.json",

@@ -93,7 +93,7 @@ fn models_are_listed_by_the_names_that_mean_them() {
     cache.link(NEW, "m-special-Q8_0.gguf", "b");
     let other = cache.folder.path().join("models--x--folder/snapshots").join(OLD);
     fs::create_dir_all(&other).unwrap();
-    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+    for file in ["config.json", "tekken.json", "model.safetensors"] {
         fs::write(other.join(file), b"{}").unwrap();
     }
     let partial = cache.folder.path().join("models--x--partial/blobs");

@@ -61,7 +61,7 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
     let ids = &vocabulary.ids;
     let tokens = vocabulary.tokens.iter().map(|token| Some((*token).to_owned())).collect();
     let special = special_tokens(vocabulary);
-    Tokenizer::from_parts(TokenizerParts {
+    Ok(Tokenizer::from_parts(TokenizerParts {
         encoder,
         decoder: &decoder,
         tokens,
@@ -72,7 +72,7 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
         special,
         forced_bos: ids.bos.filter(|_| vocabulary.add_bos.unwrap_or(add_bos)),
         forced_eos: ids.eos.filter(|_| vocabulary.add_eos.unwrap_or(false)),
-    })
+    }))
 }
 
 /// Tokens that have a text, and their ids.

@@ -37,11 +37,11 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_SERVED_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     pub served_model_name: Vec<String>,
 
-    /// Serve an adapter (LoRA) of the model, a PEFT folder, as a model of this name; repeatable
-    #[arg(long, env = "FOLIO_LORA", value_name = "NAME=FOLDER", value_delimiter = ',')]
+    /// Serve an adapter (LoRA) of the model, a PEFT folder or a GGUF file, as a model of this name; repeatable
+    #[arg(long, env = "FOLIO_LORA", value_name = "NAME=PATH", value_delimiter = ',')]
     pub lora: Vec<String>,
 
-    /// Operators may load adapters from folders below this one, and unload any, while serving (/v1/load_lora_adapter at --admin-listen)
+    /// Operators may load adapters that lie below this folder, and unload any, while serving (/v1/load_lora_adapter at --admin-listen)
     #[arg(long, env = "FOLIO_LORA_DIR", value_name = "FOLDER")]
     pub lora_dir: Option<PathBuf>,
 

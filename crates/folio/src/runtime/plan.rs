@@ -164,11 +164,17 @@ fn draft_bytes(draft: &str, args: &EngineArgs) -> Result<u64> {
 
 /// Bytes of the weight files in a folder.
 pub fn weight_files(folder: &Path) -> Result<u64> {
+    if folder.is_file() {
+        return Ok(std::fs::metadata(folder)?.len());
+    }
     let files = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut bytes = 0;
     for file in files {
         let path = file?.path();
-        if path.extension().is_some_and(|extension| extension == "safetensors" || extension == "bin") {
+        if path
+            .extension()
+            .is_some_and(|extension| ["safetensors", "bin", "gguf"].iter().any(|of| extension == *of))
+        {
             bytes += std::fs::metadata(&path)?.len();
         }
     }

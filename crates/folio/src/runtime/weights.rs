@@ -295,13 +295,18 @@ impl Loaded {
         let text = || -> Result<_> {
             let tokenizer = Arc::new(match args.load_format {
                 // Any words do.
-                LoadFormat::Dummy(_) if checkpoint.read("tokenizer.json")?.is_none() => {
+                LoadFormat::Dummy(_)
+                    if checkpoint.read("tokenizer.json")?.is_none() && !has_tekken(&checkpoint) =>
+                {
                     load_tokenizer(&Source::BuiltIn.open_here()?)?
                 }
                 _ => load_tokenizer(&checkpoint)?,
             });
             let template =
                 load_template(&checkpoint, &tokenizer, args.chat_template.as_deref())?.map(Arc::new);
+            if template.is_none() && has_tekken(&checkpoint) {
+                tracing::warn!("{NO_TEMPLATE_OF_TEKKEN}");
+            }
             Ok((tokenizer, template))
         };
         let (text, mapped) = match find(&checkpoint, &load, place.as_ref())? {
@@ -325,6 +330,14 @@ impl Loaded {
         let (tokenizer, template) = text;
         Ok(Self { weights, source, checkpoint, held, tokenizer, template, head })
     }
+}
+
+const NO_TEMPLATE_OF_TEKKEN: &str = "tekken.json holds no chat template, so only completions are served; give one with --chat-template. \
+    mistral-common writes it: `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates`";
+
+/// Whether Mistral's tokenizer file is there.
+fn has_tekken(checkpoint: &Checkpoint) -> bool {
+    checkpoint.folder().is_some_and(|folder| folder.join("tekken.json").is_file())
 }
 
 /// Weights packed before: in the folder itself, or at their place in the cache.

@@ -103,6 +103,22 @@ pub(crate) fn knows(architecture: &str) -> bool {
     ARCHITECTURES.iter().any(|known| known.name == architecture)
 }
 
+/// What an architecture of this name means where it is one of a family.
+pub(crate) fn of_family(name: &str, model_type: &str) -> Option<&'static Architecture> {
+    // Converters drop what wraps the text part, and know no difference between these.
+    let model_type = match model_type {
+        "mistral" | "mistral3" => "llama",
+        "kimi_k2" => "deepseek_v3",
+        "llama4" => "llama4_text",
+        "gemma3" => "gemma3_text",
+        "gemma4" => "gemma4_text",
+        "qwen3_5" => "qwen3_5_text",
+        "qwen3_5_moe" => "qwen3_5_moe_text",
+        other => other,
+    };
+    ARCHITECTURES.iter().find(|known| known.name == name && known.model_type == model_type)
+}
+
 /// `llama, qwen2, ...`
 pub fn names() -> String {
     let mut names: Vec<_> = ARCHITECTURES.iter().map(|known| known.name).collect();

@@ -8,7 +8,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::architecture::{self, ARCHITECTURES, Architecture, neutral_of};
-use super::names::{self, Names, ROPE_FREQS, ROPE_LONG, ROPE_SHORT};
+use super::names::{Names, ROPE_FREQS, ROPE_LONG, ROPE_SHORT};
 use super::vocabulary::Vocabulary;
 use super::{Metadata, TensorInfo, Value};
 use crate::backend::DType;
@@ -16,7 +16,7 @@ use crate::checkpoint::generation::GenerationConfig;
 use crate::checkpoint::json::Fields;
 use crate::config::{Config, Mixer, rotated_layers};
 use crate::error::{ModelError, Result};
-use crate::family::{Bias, DeltaTensors, ExpertTensors, Fusion, Norms, Rotated, Shared, Window};
+use crate::family::{Bias, DeltaTensors, ExpertTensors, Rotated, Shared, Window};
 use crate::quant::Encoding;
 use crate::rope::RopeScaling;
 
@@ -89,16 +89,7 @@ pub fn describe<'a>(metadata: Metadata<'a>, find: Find<'a>) -> Result<Described>
     let aliases = reader.aliases();
     let mut config = Config::from_fields(Fields::new(metadata.file(), &map).with_names(&aliases))?;
     reader.complete(&mut config)?;
-    let names = Names {
-        fused: config.family.fusion == Fusion::Fused,
-        interleaved: architecture.interleaved,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        post_norms: config.family.norms == Norms::Around,
-        router: config.family.mixture.map(|mixture| mixture.router),
-        halves: config.family.mixture.is_some_and(|mixture| mixture.stored == ExpertTensors::Halves),
-        own: names::own(&config.family),
-    };
+    let names = Names::of(&config, architecture.interleaved);
     if names.interleaved && config.rope.rotary_dim != config.head_dim {
         let key = reader.key("rope.dimension_count");
         let problem = format!("is {}, expected all {} dimensions", config.rope.rotary_dim, config.head_dim);

@@ -15,10 +15,11 @@ mod vocabulary;
 
 pub(crate) use architecture::knows as knows_architecture;
 pub use architecture::names as architecture_names;
+pub(crate) use architecture::of_family as architecture_of;
 pub use config::{Described, Find, describe};
 pub use header::{Array, Header, HeaderError, TensorInfo, Value, read_header};
 pub use names::{Names, RowOrder};
-pub(crate) use open::{is_gguf, split_name};
+pub(crate) use open::{find_in, is_gguf, split_name};
 pub(crate) use peek::architecture_in;
 pub use types::Kind;
 pub use vocabulary::{SpecialIds, TokenKind, Vocabulary};

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use crate::family::{Family, Shared};
+use crate::config::Config;
+use crate::family::{ExpertTensors, Family, Fusion, Norms, Shared};
 
 /// Order of the rows of a stored matrix or vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ impl RowOrder {
 }
 
 /// What the names depend on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// q, k and v are one tensor, and so are gate and up.
     pub fused: bool,
@@ -142,7 +143,7 @@ const SHARED_GATED: Parts = &[
 ];
 
 /// What a family has instead of attention, and the expert that speaks for every token.
-pub fn own(family: &Family) -> [Parts; 2] {
+fn own(family: &Family) -> [Parts; 2] {
     let mixer = match family {
         family if family.latent => LATENT,
         family if family.delta.is_some() => DELTA,
@@ -166,6 +167,20 @@ pub const ROPE_LONG: &str = "rope_factors_long.weight";
 pub const ROPE_SHORT: &str = "rope_factors_short.weight";
 
 impl Names {
+    /// Of a decoder's files.
+    pub fn of(config: &Config, interleaved: bool) -> Self {
+        Self {
+            fused: config.family.fusion == Fusion::Fused,
+            interleaved,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            post_norms: config.family.norms == Norms::Around,
+            router: config.family.mixture.map(|mixture| mixture.router),
+            halves: config.family.mixture.is_some_and(|mixture| mixture.stored == ExpertTensors::Halves),
+            own: own(&config.family),
+        }
+    }
+
     /// The decoder's name of a stored tensor. One that the decoder does not have keeps its own name behind its layer's
     /// prefix, so that it is seen as part of the layer and refused.
     pub fn decoder_name(&self, stored: &str) -> String {
