@@ -151,9 +151,10 @@ fn kinds(runtime: &Runtime, sizes: &Sizes) -> Vec<Kind> {
         Kind((0..batch).map(|at| (prompt, output(at))).collect())
     };
     let mut kinds = Vec::new();
-    // Prompts alone: one step each.
-    let prompts = powers(2, first.min(room)).filter(|rows| *rows >= 16);
-    kinds.extend(prompts.map(|prompt| Kind(vec![(prompt, 1)])));
+    // Prompts alone: one step each. Kernels may compute rows in groups: a power of two is then the best case, one more the worst, and a line
+    // between such places what any number of rows takes in the mean.
+    let prompts = powers(2, first.min(room)).filter(|rows| *rows >= 16).flat_map(|rows| [rows, rows + 1]);
+    kinds.extend(prompts.filter(|rows| *rows <= first.min(room)).map(|prompt| Kind(vec![(prompt, 1)])));
     // Decodes alone; while the prompts of many are computed, both.
     kinds.extend(powers(2, sizes.max_num_seqs).map(|batch| decoding(batch, SHORT)));
     let deep = powers(8, sizes.max_num_seqs.min(DEEP_BATCH));
