@@ -5,10 +5,10 @@
     python3 tools/bench/plan.py --docs                                        writes what is kept into docs/plan.md
     python3 tools/bench/plan.py --docs --check                                says whether it is up to date, and fails if not
 
-For each model: `folio doctor MODEL --write-profile` (a minute and a half at most), then `folio bench plan MODEL` (twelve runs of --seconds, --repeat times: 20 to 30
-minutes with 20 seconds and 5 turns). Nothing that is compared was part of what was measured first. Other flags are those of `folio bench plan`: a model that serves less than ten requests a second
-wants --max-num-seqs 8, for the knee is measured with four times as many requests. Results go to results/plan/DATE-MODEL.json: what `folio bench plan
---json` prints, with the machine, the profile and the version. Standard library only.
+For each model: `folio bench plan MODEL` (twelve runs of --seconds and four measurements of steps, --repeat times: about 20 minutes with 16 seconds and 5 turns). Nothing that is
+compared was part of what was measured first. Other flags are those of `folio bench plan`: a model that serves less than ten requests a second wants
+--max-num-seqs 8, for the knee is measured with four times as many requests. Results go to results/plan/DATE-MODEL.json: what `folio bench plan --json` prints, with
+the machine and the version. Standard library only.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import glob
 import json
 import os
 import subprocess
+import statistics
 import sys
-import tempfile
 
 from common import folio_version, machine, now, save
 from report import table
@@ -30,16 +30,12 @@ BEGIN, END = "<!-- begin: made by tools/bench/plan.py --docs -->", "<!-- end -->
 
 
 def measure(folio, model, flags, more):
-    with tempfile.TemporaryDirectory() as folder:
-        profile = os.path.join(folder, "machine.json")
-        before = os.getloadavg()
-        subprocess.run([folio, "doctor", model, f"--write-profile={profile}", "--json", *flags], check=True, stdout=subprocess.DEVNULL)
-        command = [folio, "bench", "plan", model, f"--profile={profile}", "--json", *flags, *more]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        with open(profile) as file:
-            kept = json.load(file)
-    return {"measured": now(), "folio": folio_version(folio), "machine": machine(), "load_average": [before, os.getloadavg()],
-            "flags": flags, "profile": kept, **json.loads(text)}
+    before = os.getloadavg()
+    text = subprocess.run([folio, "bench", "plan", model, "--json", *flags, *more], check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(text)
+    # A folder's place is nobody's business.
+    found["model"] = os.path.basename(found["model"].rstrip("/"))
+    return {"measured": now(), "folio": folio_version(folio), "machine": machine(), "load_average": [before, os.getloadavg()], "flags": flags, **found}
 
 
 def read(folder=RESULTS):
@@ -55,15 +51,22 @@ def read(folder=RESULTS):
 def rendered(results):
     out = []
     for key, (name, data) in sorted(results.items()):
-        rows = []
+        rows, steps = [], []
         for cell in data["cells"]:
+            if cell["what"].startswith("a step"):
+                steps.append(abs(cell["error"]))
+                continue
             load = "all at once" if cell["load"] is None else f"{100 * cell['load']:.0f} % of the knee"
-            turns = f"{min(cell['turns']):.4g} to {max(cell['turns']):.4g}"
-            rows.append([cell["traffic"], load, cell["what"], f"{cell['planned']:.4g}", f"{cell['measured']:.4g}", turns, f"{100 * cell['error']:+.1f} %"])
+            spread = lambda turns: f"{min(turns):.4g} to {max(turns):.4g}"
+            rows.append([cell["traffic"], load, cell["what"], f"{cell['planned']:.4g}", spread(cell["planned_turns"]), f"{cell['measured']:.4g}",
+                         spread(cell["turns"]), f"{100 * cell['error']:+.1f} %"])
         bounds = "; ".join(f"{one['what']} {100 * one['error']:.1f} % ({'within' if one['within'] else '**beyond**'} {100 * one['most']:.0f} %)"
                            for one in data["bounds"])
-        out.append(f"**{' '.join(key)}** on {data['machine']['cpu']}, {data['device']}, {data['turns']} turns of {data['seconds']} s (`tools/bench/results/plan/{name}`): {bounds}.\n\n"
-                   + table(["traffic", "load", "", "planned", "measured", "turns", "error"], rows))
+        others = "" if data["others"] is None else f" Other processes had {100 * data['others']:.1f} % of the processors meanwhile."
+        out.append(f"**{' '.join(key)}** on {data['machine']['cpu']}, {data['device']}, {data['turns']} turns of {data['seconds']} s (`tools/bench/results/plan/{name}`): {bounds}. "
+                   f"Of the steps that were run, the curve is off by {100 * statistics.median(steps):.1f} % in the median and {100 * max(steps):.1f} % at worst "
+                   f"(means of {len(steps)} kinds in all cells).{others}\n\n"
+                   + table(["traffic", "load", "", "planned", "in turns", "measured", "in turns", "error"], rows))
     return "\n\n".join(out) or "Not measured yet."
 
 

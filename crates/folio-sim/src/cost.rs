@@ -9,7 +9,7 @@ pub trait StepTime {
 
     /// Whole microseconds for the plan, at least one.
     fn step(&self, plan: &StepPlan) -> u64 {
-        (self.us(&StepWork::of(plan)) as u64).max(1)
+        (self.us(&StepWork::of(plan)).round() as u64).max(1)
     }
 }
 

@@ -44,8 +44,10 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         let limits = report(&machines, gpu.as_ref(), None);
         let steps = steps(args, threads)?;
         let told = format!("and {} kinds of steps of {}", steps.samples.len(), steps.name);
+        let disturbed = steps.disturbed();
         let written = profile::write(limits, Some(steps), file.as_deref())?;
         eprintln!("this machine's limits {told} are in {}", written.display());
+        disturbed.iter().for_each(|sentence| eprintln!("{sentence}"));
     }
     let pair = pair(args, threads)?;
     if args.json {

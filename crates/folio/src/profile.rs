@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bench::limits::Costs;
+use crate::bench::others::NOTABLE;
 use crate::models::user_folder;
 use crate::plan::StepSample;
 use crate::runtime::Runtime;
@@ -59,12 +60,24 @@ pub struct MeasuredModel {
     /// 0: a GPU.
     pub threads: usize,
     pub samples: Vec<StepSample>,
+    /// Share of the processors' time that other processes had meanwhile, 0 to 1, where that is known.
+    #[serde(default)]
+    pub others: Option<f64>,
 }
 
 /// How far the bytes of two forms of one model may be apart that count as one: how weights are padded differs.
 const SAME_WEIGHTS: f64 = 0.03;
 
 impl MeasuredModel {
+    /// That others had more of the processors than may be overlooked, as a sentence.
+    pub fn disturbed(&self) -> Option<String> {
+        let share = self.others.filter(|share| *share > NOTABLE)?;
+        let percent = 100.0 * share;
+        Some(format!(
+            "while these steps were measured, other processes had {percent:.0} % of the processors: on a quiet machine they may take less"
+        ))
+    }
+
     /// Whether another is of the same shape in the same form, on as many threads.
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |of: &Self| (of.parameters, of.layers, of.hidden, of.kv_bytes_per_token, of.threads);
@@ -215,6 +228,7 @@ mod tests {
             kv_bytes_per_token: 64,
             threads,
             samples: Vec::new(),
+            others: None,
         };
         write(report(), Some(model("a", 1, 1000)), Some(&file)).expect("written");
         write(report(), Some(model("b", 2, 1000)), Some(&file)).expect("written");

@@ -11,6 +11,7 @@ pub mod kl;
 pub mod kv;
 pub mod limits;
 pub mod load;
+pub mod others;
 mod speculation;
 pub mod stats;
 pub mod table;

@@ -193,16 +193,14 @@ pub struct BenchEngineArgs {
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
-    folio doctor ./my-model --write-profile && folio bench plan ./my-model\n  \
+    folio bench plan ./my-model\n  \
     folio bench plan --seconds 5 --repeat 1                     a short look\n\n\
     Four kinds of traffic, each at 50 and 80 % of the knee that the plan names, and all at once for the knee itself: eight cells.\n\
-    Cells take turns, and medians over the turns are compared. The profile must have steps of this model in this form.")]
+    Steps are measured before and behind each kind of traffic, one kind at a time, and planned is with those. Cells take turns, and medians\n\
+    over the turns are compared.")]
 pub struct BenchPlanArgs {
     /// A folder, a .gguf file, or org/model[@revision][:QUANT] [default: the built-in model]
     pub model: Option<String>,
-    /// The profile [default: ~/.config/folio/machine.json]
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
     /// How long each cell's requests keep coming
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub seconds: u32,

@@ -1,25 +1,30 @@
 //! `folio bench plan`: what a plan says of loads, beside what the engine in this process does under them.
 //!
-//! Owns: the cells (a kind of traffic and a load each), which nothing was fitted to, and their order: all of them in turn, several times, so
-//! that a slow minute of the machine is in all of them. Compared are medians over the turns.
+//! Owns: the cells (a kind of traffic and a load each), which nothing was fitted to, and their order. All of them take turns, several times, and
+//! steps are measured one kind at a time before and behind each kind of traffic: what is planned of a turn is planned with steps of that
+//! time, so that a slow minute of the machine is in both. Compared are medians over the turns.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use folio_engine::Micros;
+use anyhow::{Context, Result};
+use folio_engine::{Activity, Micros, StepWork, Work};
 use folio_model::kv_format::KvFormat;
+use folio_sim::StepTime;
 use folio_sim::replay::Served;
 use folio_sim::retention::Policy;
+use folio_sim::trace::TraceRequest;
 use serde::Serialize;
 
-use super::curve::StepCurve;
+use super::curve::{Measured, StepCurve};
 use super::load::{World, at_of, knee_of, steady_rate, times};
 use super::machine::Machine;
 use super::model::{PlannedModel, WeightFormat};
 use super::setup::{Choice, Setup};
+use super::steps::{Round, Steps, medians, work};
 use super::traffic::{Traffic, as_recorded};
 use crate::bench::arrivals::{Answered, Arrival, answer};
+use crate::bench::others::{NOTABLE, ProcessorTime};
 use crate::bench::stats::median;
 use crate::bench::table;
 use crate::bench::workload::{Item, Prompt, Range};
@@ -36,8 +41,22 @@ const REQUESTS: [f64; 2] = [40.0, 3000.0];
 const BOUNDS: [(&str, f64); 4] =
     [("median of TPOT", 0.15), ("worst of TPOT", 0.30), ("worst knee", 0.15), ("worst of TTFT", 0.25)];
 
+/// Rounds of steps before and behind each kind of traffic, which take no longer than one of its runs, or than this where that is longer.
+const ROUNDS: usize = 2;
+const ROUNDS_TIME: Duration = Duration::from_secs(10);
+
 /// Of tokens of prompts, those that were found.
 const CACHED: &str = "cached, %";
+/// A step of each kind in the mean; planned is what the curve says of the steps that were run. What is wrong there is the curve's fault, and
+/// the rest of what is wrong elsewhere the simulator's.
+const STEPS: [(Activity, &str); Activity::STEPS] = [
+    (Activity::Prefill, "a step of prompts, us"),
+    (Activity::Decode, "a step that decodes, us"),
+    (Activity::Mixed, "a step of both, us"),
+];
+/// Of the knee, and of a load.
+const OF_KNEE: &[&str] = &["knee, requests/s"];
+const OF_LOAD: &[&str] = &["TTFT, ms", "TPOT, ms", "end to end, ms", CACHED];
 
 /// (name, tokens of prompts, of outputs, common beginnings).
 type Kind = (&'static str, Range, Range, Option<(u32, u32)>);
@@ -49,7 +68,7 @@ const KINDS: [Kind; 4] = [
     ("shared beginnings", Range { low: 40, high: 80 }, Range { low: 60, high: 60 }, Some((4, 512))),
 ];
 
-/// A figure as it was planned and measured.
+/// A figure as it was planned and measured: medians over the turns.
 #[derive(Clone, Debug, Serialize)]
 struct Compared {
     traffic: &'static str,
@@ -59,6 +78,7 @@ struct Compared {
     planned: f64,
     measured: f64,
     /// Each turn's.
+    planned_turns: Vec<f64>,
     turns: Vec<f64>,
     error: f64,
 }
@@ -66,9 +86,25 @@ struct Compared {
 struct Cell {
     traffic: &'static str,
     load: Option<f64>,
+    figures: Vec<Figure>,
+}
+
+struct Figure {
+    what: &'static str,
+    /// Of each turn.
+    planned: Vec<f64>,
+    measured: Vec<f64>,
+}
+
+/// One kind of traffic at one load in one turn.
+struct Run {
     items: Vec<Item>,
-    /// Name and planned figure, and what each turn measured.
-    figures: Vec<(&'static str, f64, Vec<f64>)>,
+    /// Requests a second that come; `None`: all at once.
+    rate: Option<f64>,
+    measured: Vec<f64>,
+    /// What its steps computed, and how long they took.
+    before: Work,
+    after: Work,
 }
 
 pub fn run(args: &BenchPlanArgs) -> Result<()> {
@@ -77,62 +113,86 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
     let (max_queued_requests, max_queued_tokens) = (2 * REQUESTS[1] as u32, u64::MAX >> 1);
     let engine = EngineArgs { max_queued_requests, max_queued_tokens, ..args.engine.clone() };
     let runtime = Runtime::start(args.model.as_deref(), &engine)?;
-    let (setup, world) = setup(args, &runtime)?;
-    let mut cells = cells(args, &setup, &world)?;
-    let bar = Bar::items("measuring", u64::from(args.repeat) * cells.len() as u64);
-    let mut texts = 0;
+    let setup = setup(args, &runtime)?;
+    let mut bench = Bench {
+        seconds: args.seconds,
+        steps: Steps::new(&runtime, &setup.choice.sizes())?,
+        runtime: &runtime,
+        setup: &setup,
+        texts: 0,
+    };
+    let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| bench.fits(kind)).collect();
+    let of_kind = |(name, ..): &&Kind| {
+        let loads = std::iter::once(None).chain(LOADS.map(Some));
+        loads.map(|load| Cell::new(name, load)).collect::<Vec<_>>()
+    };
+    let mut cells: Vec<Vec<Cell>> = kinds.iter().map(of_kind).collect();
+    let bar = Bar::items("measuring", u64::from(args.repeat) * kinds.len() as u64);
+    let before = ProcessorTime::now();
+    let mut rounds = bench.rounds()?;
+    let mut latest = rounds.len();
     for _ in 0..args.repeat {
-        for cell in &mut cells {
-            bar.advance(&format!(
-                "{}, {}",
-                cell.traffic,
-                cell.load.map_or("the knee".to_owned(), |load| format!("{load}"))
-            ));
-            texts += 1;
-            cell.measure(&runtime, texts)?;
+        for (kind, cells) in kinds.iter().zip(&mut cells) {
+            bar.advance(kind.0);
+            let runs = bench.runs(kind, &curve(&rounds[rounds.len() - latest..])?)?;
+            let behind = bench.rounds()?;
+            let around = latest + behind.len();
+            latest = behind.len();
+            rounds.extend(behind);
+            let world = setup.world(curve(&rounds[rounds.len() - around..])?);
+            for (cell, run) in cells.iter_mut().zip(&runs) {
+                cell.take(run, &world)?;
+            }
         }
     }
     bar.finish();
-    let compared: Vec<Compared> = cells.into_iter().flat_map(Cell::compared).collect();
+    let others = before.and_then(|before| Some(ProcessorTime::now()?.others_since(before)));
+    let compared: Vec<Compared> = cells.into_iter().flatten().flat_map(Cell::compared).collect();
     let found = errors(&compared);
     if args.json {
         let bounds = BOUNDS.iter().zip(found);
         let bounds = bounds.map(|((what, most), error)| serde_json::json!({"what": what, "error": error, "most": most, "within": error <= *most}));
+        let samples = medians(&rounds);
         let report = serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"),
             "model": runtime.name,
             "device": runtime.report.device,
             "seconds": args.seconds,
             "turns": args.repeat,
-            "worst_error_of_fit": setup.curve_worst,
+            "others": others,
+            "worst_error_of_fit": Measured::of(&samples).map(|curve| curve.worst),
+            "steps": samples,
             "cells": compared,
             "bounds": bounds.collect::<Vec<_>>(),
         });
         println!("{report:#}");
     } else {
         print!("{}", text(&compared, found));
+        if let Some(share) = others.filter(|share| *share > NOTABLE) {
+            println!("other processes had {:.0} % of the processors meanwhile", 100.0 * share);
+        }
     }
     Ok(())
 }
 
-/// The plan's world with the pools that the engine has.
-fn setup(args: &BenchPlanArgs, runtime: &Runtime) -> Result<(Setup, World)> {
+fn curve(rounds: &[Round]) -> Result<StepCurve> {
+    let curve = Measured::of(&medians(rounds))
+        .context("too few kinds of steps were measured: give more --seconds")?;
+    Ok(StepCurve::Measured(curve))
+}
+
+/// What the engine has, as a plan has it.
+fn setup(args: &BenchPlanArgs, runtime: &Runtime) -> Result<Setup> {
     let model = PlannedModel::open(args.model.as_deref().unwrap_or("demo"))?;
     let engine = &args.engine;
-    let threads = (!runtime.report.on_gpu).then_some(runtime.report.threads as u32);
-    let file = args
-        .profile
-        .as_ref()
-        .map(|file| file.to_str().context("the profile's name is no text"))
-        .transpose()?;
-    let mut machine = Machine::find(file, threads)?;
     let weights = match engine.quantize {
         None => model.stored,
         Some(Quantize::Q8) => WeightFormat::Q8,
         Some(Quantize::Q4) => WeightFormat::Q4,
     };
     // The engine has its memory already.
-    machine.memory_bytes.value = 2.0 * (model.weight_bytes(weights) + runtime.report.kv_bytes) as f64;
+    let memory_bytes = 2 * (model.weight_bytes(weights) + runtime.report.kv_bytes);
+    let machine = Machine::running(&runtime.report.device, runtime.report.on_gpu, memory_bytes);
     let own = runtime.model.kv_layout.groups.first().and_then(|group| group.formats.first()).copied();
     let choice = Choice {
         machine,
@@ -149,72 +209,67 @@ fn setup(args: &BenchPlanArgs, runtime: &Runtime) -> Result<(Setup, World)> {
         drafts: None,
         policy: Policy::Folio,
     };
-    let setup = Setup::new(&model, choice, 1)?;
-    match setup.curves.first().cloned() {
-        Some(curve @ StepCurve::Measured(_)) => {
-            let world = setup.world(curve);
-            Ok((setup, world))
-        }
-        _ => bail!(
-            "the profile has no steps of {} in this form on {}: measure them with `folio doctor {} --write-profile`",
-            runtime.name,
-            runtime.report.device,
-            args.model.as_deref().unwrap_or_default()
-        ),
-    }
+    Setup::new(&model, choice, 1)
 }
 
-fn cells(args: &BenchPlanArgs, setup: &Setup, world: &World) -> Result<Vec<Cell>> {
-    let mut cells = Vec::new();
-    for (name, prompt, output, prefixes) in KINDS {
-        let traffic = Traffic::Made { prompt, output, prefixes, seed: 7 };
-        let (.., longest) = traffic.lengths();
-        if longest > setup.max_model_len {
-            eprintln!("{name}: {longest} tokens are more than the context of {}", setup.max_model_len);
-            continue;
+/// What measures.
+struct Bench<'a> {
+    seconds: u32,
+    runtime: &'a Runtime,
+    setup: &'a Setup,
+    steps: Steps<'a>,
+    /// Another number, other texts, so that the cache has nothing of a run before.
+    texts: u64,
+}
+
+impl Bench<'_> {
+    fn fits(&self, (name, prompt, output, prefixes): &Kind) -> bool {
+        let (.., longest) = traffic(*prompt, *output, *prefixes).lengths();
+        let fits = longest <= self.setup.max_model_len;
+        if !fits {
+            eprintln!("{name}: {longest} tokens are more than the context of {}", self.setup.max_model_len);
         }
-        let planned = |items: &[Item]| items.iter().map(as_recorded).collect::<Vec<_>>();
-        let count = |rate: f64| (rate * f64::from(args.seconds)).clamp(REQUESTS[0], REQUESTS[1]) as usize;
+        fits
+    }
+
+    fn rounds(&mut self) -> Result<Vec<Round>> {
+        let end = Instant::now() + Duration::from_secs(self.seconds.into()).max(ROUNDS_TIME);
+        let mut rounds = Vec::new();
+        while rounds.len() < ROUNDS && (rounds.is_empty() || Instant::now() < end) {
+            rounds.push(self.steps.round(end, |_| ())?);
+        }
+        Ok(rounds)
+    }
+
+    /// The knee, and the loads at shares of the one that is planned with `curve`.
+    fn runs(&mut self, (_, prompt, output, prefixes): &Kind, curve: &StepCurve) -> Result<Vec<Run>> {
+        let (world, traffic) = (self.setup.world(curve.clone()), traffic(*prompt, *output, *prefixes));
+        let count = |rate: f64| (rate * f64::from(self.seconds)).clamp(REQUESTS[0], REQUESTS[1]) as usize;
         // Enough to fill the batch several times: the first guess says how many.
-        let guess = knee_of(world, &planned(&traffic.items(REQUESTS[0] as usize, None)))?;
-        let least = (4 * setup.choice.sizes().max_num_seqs as usize).min(REQUESTS[1] as usize);
-        let items = traffic.items(count(guess).max(least), None);
-        let knee = knee_of(world, &planned(&items))?;
-        cells.push(Cell {
-            traffic: name,
-            load: None,
-            items,
-            figures: vec![("knee, requests/s", knee, Vec::new())],
-        });
-        for load in LOADS {
-            let rate = load * knee;
-            let items = traffic.items(count(rate), Some(rate));
-            let point = at_of(world, &planned(&items), rate)?;
-            let figures = [
-                ("TTFT, ms", 1e3 * point.ttft_s.p50),
-                ("TPOT, ms", 1e3 * point.tpot_s.p50),
-                ("end to end, ms", 1e3 * point.e2e_s.p50),
-                (CACHED, 100.0 * point.cached),
-            ];
-            let figures = figures.map(|(what, planned)| (what, planned, Vec::new())).into();
-            cells.push(Cell { traffic: name, load: Some(load), items, figures });
-        }
+        let guess = knee_of(&world, &planned(&traffic.items(REQUESTS[0] as usize, None)))?;
+        let least = (4 * self.setup.choice.sizes().max_num_seqs as usize).min(REQUESTS[1] as usize);
+        let burst = traffic.items(count(guess).max(least), None);
+        let knee = knee_of(&world, &planned(&burst))?;
+        let mut arrivals = vec![(burst, None)];
+        arrivals.extend(
+            LOADS.map(|load| (traffic.items(count(load * knee), Some(load * knee)), Some(load * knee))),
+        );
+        arrivals.into_iter().map(|(items, rate)| self.run(items, rate)).collect()
     }
-    Ok(cells)
-}
 
-impl Cell {
-    /// `texts`: another number, other texts, so that the cache has nothing of a run before.
-    fn measure(&mut self, runtime: &Runtime, texts: u64) -> Result<()> {
-        let vocabulary = runtime.model.vocab.min(runtime.tokenizer.vocab_size()).max(1) as u32;
+    fn run(&mut self, items: Vec<Item>, rate: Option<f64>) -> Result<Run> {
+        self.texts += 1;
+        let vocabulary = self.runtime.model.vocab.min(self.runtime.tokenizer.vocab_size()).max(1) as u32;
         let arrival = |item: &Item| Arrival {
             at: item.at.unwrap_or(Duration::ZERO),
-            prompt: prompt(&item.prompt, texts, vocabulary),
+            prompt: prompt(&item.prompt, self.texts, vocabulary),
             output: item.output_tokens,
         };
-        let arrivals: Vec<Arrival> = self.items.iter().map(arrival).collect();
-        let answers = answer(runtime, &arrivals)?;
-        let found = match self.load {
+        let arrivals: Vec<Arrival> = items.iter().map(arrival).collect();
+        let before = work(self.runtime);
+        let answers = answer(self.runtime, &arrivals)?;
+        let after = work(self.runtime);
+        let mut measured = match rate {
             None => vec![knee(&answers)],
             Some(_) => {
                 let served =
@@ -226,24 +281,69 @@ impl Cell {
                 vec![ttft, tpot, e2e, 100.0 * cached / prompts.max(1) as f64]
             }
         };
-        for ((.., turns), found) in self.figures.iter_mut().zip(found) {
-            turns.push(found);
+        measured.extend(mean_steps(&before, &after, |_, us| us as f64));
+        Ok(Run { items, rate, measured, before, after })
+    }
+}
+
+fn traffic(prompt: Range, output: Range, prefixes: Option<(u32, u32)>) -> Traffic {
+    Traffic::Made { prompt, output, prefixes, seed: 7 }
+}
+
+fn planned(items: &[Item]) -> Vec<TraceRequest> {
+    items.iter().map(as_recorded).collect()
+}
+
+/// Microseconds of a step of each kind in the mean between two moments, where `us` says it of all of one kind (and is told what was
+/// measured); nothing where there was none.
+fn mean_steps(before: &Work, after: &Work, us: impl Fn(&StepWork, u64) -> f64) -> [f64; Activity::STEPS] {
+    STEPS.map(|(activity, _)| {
+        let work = after.steps[activity as usize].since(&before.steps[activity as usize]);
+        let measured = after.us(activity) - before.us(activity);
+        if work.steps > 0 { us(&work, measured) / work.steps as f64 } else { 0.0 }
+    })
+}
+
+impl Cell {
+    fn new(traffic: &'static str, load: Option<f64>) -> Self {
+        let figure = |what: &&'static str| Figure { what, planned: Vec::new(), measured: Vec::new() };
+        let names = if load.is_some() { OF_LOAD } else { OF_KNEE };
+        let steps = STEPS.map(|(_, what)| what);
+        Self { traffic, load, figures: names.iter().chain(&steps).map(figure).collect() }
+    }
+
+    /// What one turn measured, and what `world` says of the same requests.
+    fn take(&mut self, run: &Run, world: &World) -> Result<()> {
+        let mut found = match run.rate {
+            None => vec![knee_of(world, &planned(&run.items))?],
+            Some(rate) => {
+                let point = at_of(world, &planned(&run.items), rate)?;
+                let [ttft, tpot, e2e] =
+                    [point.ttft_s, point.tpot_s, point.e2e_s].map(|spread| 1e3 * spread.p50);
+                vec![ttft, tpot, e2e, 100.0 * point.cached]
+            }
+        };
+        found.extend(mean_steps(&run.before, &run.after, |work, _| world.cost.us(work) * work.steps as f64));
+        for ((figure, planned), measured) in self.figures.iter_mut().zip(found).zip(&run.measured) {
+            figure.planned.push(planned);
+            figure.measured.push(*measured);
         }
         Ok(())
     }
 
     fn compared(self) -> Vec<Compared> {
-        let Self { traffic, load, figures, .. } = self;
-        let one = |(what, planned, turns): (&'static str, f64, Vec<f64>)| {
-            let measured = median(turns.clone());
+        let Self { traffic, load, figures } = self;
+        let one = |Figure { what, planned: planned_turns, measured: turns }: Figure| {
+            let (planned, measured) = (median(planned_turns.clone()), median(turns.clone()));
             // Of a share in points, for it may be nothing.
             let error = match what == CACHED {
                 true => (planned - measured) / 100.0,
                 false => planned / measured - 1.0,
             };
-            Compared { traffic, load, what, planned, measured, turns, error }
+            Compared { traffic, load, what, planned, measured, planned_turns, turns, error }
         };
-        figures.into_iter().map(one).collect()
+        // There was no step of that kind.
+        figures.into_iter().map(one).filter(|one| one.what == CACHED || one.measured > 0.0).collect()
     }
 }
 
@@ -324,8 +424,7 @@ mod tests {
         let cell = |load, what, planned, turns: &[f64]| Cell {
             traffic: "chat",
             load,
-            items: Vec::new(),
-            figures: vec![(what, planned, turns.to_vec())],
+            figures: vec![Figure { what, planned: vec![planned; turns.len()], measured: turns.to_vec() }],
         };
         let cells = [
             cell(None, "knee, requests/s", 11.0, &[9.0, 10.0, 30.0]),

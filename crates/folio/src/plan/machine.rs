@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use folio_server::why::Rates;
 use serde::{Deserialize, Serialize};
 
-use super::curve::Measured;
 use crate::bench::table;
 use crate::profile::{MeasuredModel, Profile};
 use crate::units;
@@ -142,6 +141,24 @@ impl Machine {
         })
     }
 
+    /// Where a model runs already, with so much memory for it. Its limits are nobody's question.
+    pub fn running(title: &str, accelerator: bool, memory_bytes: u64) -> Self {
+        let figure =
+            |value: f64| Figure { value, basis: Basis::Measured, source: "the engine that runs".to_owned() };
+        Self {
+            name: "running".to_owned(),
+            title: title.to_owned(),
+            accelerator,
+            memory_bytes: figure(memory_bytes as f64),
+            read_bytes_per_s: figure(0.0),
+            plain_op_per_s: figure(0.0),
+            quantized_op_per_s: figure(0.0),
+            attention_op_per_s: figure(0.0),
+            host_bytes_per_s: figure(0.0),
+            models: Vec::new(),
+        }
+    }
+
     /// As many of them together. What they tell one another costs nothing here.
     pub fn times(mut self, devices: u32) -> Self {
         let n = f64::from(devices);
@@ -183,9 +200,8 @@ impl Machine {
     }
 
     /// The steps of a model that was measured in this form.
-    pub fn measured(&self, model: &MeasuredModel) -> Option<Measured> {
-        let same = self.models.iter().find(|other| other.is_same(model))?;
-        Measured::of(&same.samples)
+    pub fn steps_of(&self, model: &MeasuredModel) -> Option<&MeasuredModel> {
+        self.models.iter().find(|other| other.is_same(model))
     }
 }
 
