@@ -5,36 +5,38 @@
 //! which sequence is whose: every sequence the executor saw must agree, token for token and bit for bit, with one of the
 //! requests run alone.
 
-use std::collections::{BTreeMap, HashMap};
+mod oracle;
+mod recorder;
+
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use folio_cpu::{CpuBackend, CpuOptions, Isa, Quantize};
+use folio_cpu::{CpuBackend, CpuOptions};
 use folio_cuda::CudaBackend;
-use folio_emulator::Order;
-use folio_engine::plan::{
-    ExecutorError, PLACEHOLDER, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want,
-};
+use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
-    AdapterId, Clock, DRAFTS_MAX, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros,
-    ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef, Sampler,
+    AdapterId, Clock, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros,
+    ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef,
     SamplingParams, Scheduler, SchedulerConfig, Speculation, Tier, TierStats, TransferOrder, find_in_tiers,
     turn,
 };
-use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Layout, Root, TenantId, TierId, default_policy};
-use folio_model::adapter::{Adapter, AdapterLimits, AdapterTargets};
-use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
+use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
+use folio_model::Checkpoint;
+use folio_model::adapter::{Adapter, AdapterLimits};
+use folio_model::backend::Backend;
 use folio_model::draft_head::DraftHead;
-use folio_model::kv_format::{KvFormats, KvSkip};
-use folio_model::testing::{adapter, heads};
-use folio_model::{Checkpoint, LoadOptions, LoadedModel, Model, eagle, mtp};
+use folio_model::testing::{adapter, adapters, heads};
+use folio_model::{eagle, mtp};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
 use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier, WallClock};
 
-use folio_model::testing::recast::{Cast, Recast};
+pub use oracle::{Drafter, Oracle, SCRIPTS, Script};
+pub use recorder::{On, Recorder, Setup, runs, windows};
+
+use recorder::{Row, longer, longer_of, options};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_LEN: u32 = 512;
@@ -51,262 +53,6 @@ pub const KINDS: [&str; 9] = [
     "gemma4",
 ];
 const MAX_ROWS: usize = 512;
-
-/// What computes.
-#[derive(Clone, Copy, Debug)]
-pub enum On {
-    Cpu,
-    /// A GPU, where there is one; else its kernels on the host, threads in this order.
-    Device(Order),
-    /// The same, where a library multiplies what it may.
-    Library(Order),
-}
-
-/// Which arithmetic to run.
-#[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    pub on: On,
-    pub threads: usize,
-    pub isa: Option<Isa>,
-    pub kv: KvFormat,
-    /// The first layer keeps f16.
-    pub mixed: bool,
-    /// Converts the checkpoint's weights while loading.
-    pub weights: Cast,
-    /// Quantizes them while loading, where the columns are whole blocks.
-    pub quantize: Option<Quantize>,
-    /// Blocks of window groups have so many times the tokens.
-    pub window_blocks: u32,
-}
-
-impl Setup {
-    pub const PLAIN: Setup = Setup {
-        on: On::Cpu,
-        threads: 2,
-        isa: None,
-        kv: KvFormat::F16,
-        mixed: false,
-        weights: Cast::Keep,
-        quantize: None,
-        window_blocks: 1,
-    };
-}
-
-/// (position, token, hash of the logits row at that position)
-type Row = (u32, u32, u64);
-
-/// Whether this machine has the instruction set.
-pub fn runs(isa: Isa) -> bool {
-    CpuBackend::new(CpuOptions { threads: Some(1), isa: Some(isa) }).is_ok()
-}
-
-/// The backend, and what it computed since the last [`Recorder::take`].
-pub struct Recorder {
-    backend: Box<dyn Backend>,
-    /// Whether the hidden state of every row is wanted in every step, or only where a request wants one: steps that want none may be
-    /// run from a graph.
-    all_hidden: bool,
-    /// The cache groups beside full attention.
-    windows: Vec<GroupConfig>,
-    quantized: usize,
-    vocab: usize,
-    targets: AdapterTargets,
-    batch: Batch,
-    output: StepOutput,
-    sampler: Sampler,
-    rows: HashMap<SequenceId, BTreeMap<u32, Row>>,
-}
-
-impl Recorder {
-    pub fn load(fixture: &str, setup: Setup, blocks: u32) -> Self {
-        Self::load_tapped(&longer(fixture), fixture, setup, blocks, None)
-    }
-
-    /// With features for a head, if there is one.
-    fn load_tapped(
-        checkpoint: &Checkpoint,
-        fixture: &str,
-        setup: Setup,
-        blocks: u32,
-        taps: Option<&dyn DraftHead>,
-    ) -> Self {
-        let options = options(setup, taps);
-        let (mut backend, mut model, quantized) = match setup.on {
-            On::Cpu => {
-                let options_of_cpu = CpuOptions { threads: Some(setup.threads), isa: setup.isa };
-                let mut backend = CpuBackend::new(options_of_cpu).expect("a backend");
-                if let Some(to) = setup.quantize {
-                    backend.quantize_weights(to);
-                }
-                let (backend, model, recast) = load(checkpoint, backend, setup.weights, options);
-                let quantized = backend.quantized().matrices + recast;
-                (Box::new(backend) as Box<dyn Backend>, model, quantized)
-            }
-            On::Device(order) | On::Library(order) => {
-                let library = matches!(setup.on, On::Library(_));
-                let driver = match library {
-                    true => folio_emulator::device_with_library(order),
-                    false => folio_emulator::device(order),
-                };
-                let backend = CudaBackend::new(driver).expect("a backend");
-                let (backend, model, recast) = load(checkpoint, backend, setup.weights, options);
-                // On a GPU the library may be too old for a type of weights.
-                let given = backend.given_to_a_library() > 0;
-                assert!(given == library || backend.device().name != "emulator", "{fixture}");
-                (Box::new(backend) as Box<dyn Backend>, model, recast)
-            }
-        };
-        for group in model.kv_layout.groups.iter_mut().skip(1) {
-            // States are kept as often as may be, so that there is much to go on from.
-            let tokens =
-                if group.state_values().is_some() { BLOCK_TOKENS as usize } else { group.block_tokens };
-            group.block_tokens = tokens * setup.window_blocks as usize;
-        }
-        backend
-            .allocate_cache(&model.kv_layout, &vec![blocks as usize; model.kv_layout.groups.len()])
-            .expect("a cache");
-        let vocab = model.vocab;
-        Self {
-            backend,
-            all_hidden: matches!(setup.on, On::Cpu),
-            windows: windows(&model.kv_layout),
-            quantized,
-            vocab,
-            targets: model.targets,
-            batch: Batch::default(),
-            output: StepOutput::default(),
-            sampler: Sampler::default(),
-            rows: HashMap::new(),
-        }
-    }
-
-    /// Matrices that became blocks while loading.
-    pub fn quantized(&self) -> usize {
-        self.quantized
-    }
-
-    pub fn vocab(&self) -> u32 {
-        self.vocab as u32
-    }
-
-    /// Of a prefix of so many tokens, what can be gone on from behind a text that was computed on: all, or up to the last kept state.
-    pub fn kept(&self, tokens: u32) -> u32 {
-        let states = self.windows.iter().filter(|group| group.layout == Layout::State);
-        states.fold(tokens, |tokens, group| tokens - tokens % group.block_tokens)
-    }
-
-    /// Whether some layers look back only so far, or keep states.
-    pub fn has_windows(&self) -> bool {
-        !self.windows.is_empty()
-    }
-
-    fn take(&mut self) -> Vec<Vec<Row>> {
-        self.rows.drain().map(|(_, rows)| rows.into_values().collect()).collect()
-    }
-}
-
-impl Executor for Recorder {
-    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.begin_with_drafts(plan, &[])
-    }
-
-    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
-        let (batch, groups) = (&mut self.batch, 1 + self.windows.len());
-        batch.clear();
-        let mut plan = plan.clone();
-        let tokens = plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.tokens);
-        for token in tokens.filter(|token| **token & PLACEHOLDER != 0) {
-            *token = drafts[(*token & !PLACEHOLDER) as usize];
-        }
-        for copy in plan.copies.iter().filter(|copy| (copy.group as usize) < groups) {
-            let (group, from, to, tokens) = (copy.group, copy.from.0, copy.to.0, copy.tokens);
-            batch.copies.push(folio_model::backend::BlockCopy { group, from, to, tokens });
-        }
-        for (slot, sequence) in (0..).zip(&plan.sequences) {
-            batch.spans.push(Span {
-                first_row: batch.tokens.len() as u32,
-                rows: sequence.tokens.len() as u32,
-                first_position: sequence.first_position,
-                slot,
-                tentative_from: sequence.tentative_from().unwrap_or(u32::MAX),
-            });
-            batch.adapters.push(sequence.adapter.as_ref().map(|adapter| adapter.weights.clone()));
-            batch.tokens.extend(&sequence.tokens);
-            let end = batch.tokens.len() as u32;
-            batch.feature_rows.extend(end - sequence.features..end);
-            for (group, table) in (0..).zip(sequence.block_tables.iter().take(groups)) {
-                batch.edit_table(slot, group, 0, table.iter().copied());
-            }
-        }
-        if batch.adapters.iter().all(Option::is_none) {
-            batch.adapters.clear();
-        }
-        batch.logit_rows.extend(0..batch.tokens.len() as u32);
-        // Of every row too, so that each is judged beside all others.
-        let wanted = |sample: &SamplePlan| matches!(sample.want, Want::Hidden | Want::HiddenSum { .. });
-        if self.all_hidden || plan.sequences.iter().flat_map(|s| &s.samples).any(wanted) {
-            batch.hidden_rows.extend(0..batch.tokens.len() as u32);
-        }
-        self.output.step = plan.step;
-        self.output.samples.clear();
-        self.output.drafts = drafts.to_vec();
-        self.output.features.clear();
-        if batch.tokens.is_empty() {
-            return Ok(());
-        }
-        let logits = self.backend.forward(batch).expect("forward").to_vec();
-        let features = batch.feature_rows.iter().flat_map(|row| self.backend.features(*row));
-        self.output.features.extend(features);
-        let row_of = |row: usize| &logits[row * self.vocab..][..self.vocab];
-        for (span, sequence) in batch.spans.iter().zip(&plan.sequences) {
-            let seen = self.rows.entry(sequence.id).or_default();
-            let first = self.output.samples.len();
-            for sample in &sequence.samples {
-                let (first, row) = (span.first_row, span.first_row + sample.row);
-                let hidden = |row| self.backend.hidden(row);
-                self.output.samples.push(match &sample.want {
-                    Want::Token(spec) => {
-                        self.sampler.sample_behind(sequence.drafts_before(sample), row_of(row as usize), spec)
-                    }
-                    Want::Hidden => Sampled::Hidden(hidden(row).to_vec()),
-                    Want::HiddenSum { first: from, before } => {
-                        let mut sum = before.as_deref().map_or(vec![0.0; hidden(row).len()], <[f64]>::to_vec);
-                        for row in first + from..=row {
-                            sum.iter_mut()
-                                .zip(hidden(row))
-                                .for_each(|(sum, value)| *sum += f64::from(*value));
-                        }
-                        Sampled::HiddenSum(sum)
-                    }
-                    Want::Score { .. } => panic!("these requests want no scores"),
-                });
-            }
-            // Rows of drafts count as far as each is what the row before it chooses, and no end.
-            let known = sequence.tokens.len() - sequence.drafts as usize;
-            let sampled = &self.output.samples[first..];
-            let chosen = |at: usize| matches!(sampled[at], Sampled::Token { id, .. } if id == sequence.tokens[known + at]);
-            let ends = |at: usize| match &sequence.samples[at].want {
-                Want::Token(spec) => spec.params.stop_token_ids.contains(&sequence.tokens[known + at]),
-                _ => false,
-            };
-            let right = (0..sequence.drafts as usize).take_while(|at| chosen(*at) && !ends(*at));
-            let confirmed = known + right.count();
-            for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
-                let position = sequence.first_position + i as u32;
-                // With another adapter it is another row.
-                let adapter = sequence.adapter.as_ref().map_or(0, |adapter| adapter.id.0.get());
-                let row = (position, adapter << 24 | *token, hash(row_of(span.first_row as usize + i)));
-                // A position computed again (after preemption) must give what it gave before.
-                assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        Ok(&self.output)
-    }
-}
 
 /// A tier's clock. Leases are as long as steps of a thousand microseconds make them, which a busy machine does not keep to.
 struct Still;
@@ -358,112 +104,6 @@ impl Driver for Device<'_> {
         true
     }
 }
-
-/// Says before each step what each answer goes on with, from the last token that was told.
-#[derive(Clone)]
-pub struct Drafter {
-    pub script: Script,
-    /// What each arrival says, and would say behind its end.
-    pub answers: Vec<Vec<u32>>,
-}
-
-/// What a [`Drafter`] says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Script {
-    /// Of so many drafts none to all are right, in turn.
-    Mixed(usize),
-    /// So many, all right.
-    Right(usize),
-    /// All wrong.
-    Wrong,
-    /// Right for so many tokens, then wrong.
-    RightFor(usize),
-    /// One right, then what is no token, then right ones.
-    OutOfVocabulary,
-    /// One that the arrival's rules forbid, or else its stop token, then right ones.
-    Forbidden,
-    /// Two right, then the arrival's stop token, then more.
-    EndsInStop,
-    /// Right ones and behind them more than the context has room for.
-    LongerThanContext,
-}
-
-/// Each case that has a name.
-pub const SCRIPTS: [Script; 9] = [
-    Script::Mixed(3),
-    Script::Right(5),
-    Script::Wrong,
-    Script::RightFor(1),
-    Script::RightFor(4),
-    Script::OutOfVocabulary,
-    Script::Forbidden,
-    Script::EndsInStop,
-    Script::LongerThanContext,
-];
-
-impl Drafter {
-    fn propose(&self, step: u64, vocab: u32, run: &Run, arrivals: &[Arrival], scheduler: &mut Scheduler) {
-        for (id, (answer, said)) in self.answers.iter().zip(&run.tokens).enumerate() {
-            let rest = answer.get(said.len()..).unwrap_or_default();
-            let drafts = self.drafts(step as usize + id, vocab, &arrivals[id], said, rest);
-            scheduler.propose(RequestId(id as u64), 0, &drafts);
-        }
-    }
-
-    /// What `rest` makes of an answer that so far is `said`.
-    fn drafts(&self, turn: usize, vocab: u32, arrival: &Arrival, said: &[u32], rest: &[u32]) -> Vec<u32> {
-        // The first `right` are.
-        let of = |right: usize, most: usize| -> Vec<u32> {
-            let wrong = |at: usize| u32::from(at >= right);
-            rest.iter().take(most).enumerate().map(|(at, token)| (token + wrong(at)) % vocab).collect()
-        };
-        let stop = arrival.stop.unwrap_or(0);
-        let right = |most| of(most, most);
-        match self.script {
-            Script::Mixed(most) => of((turn + turn / 4) % 4 * most / 3, most),
-            Script::Right(most) => right(most),
-            Script::Wrong => of(0, 4),
-            Script::RightFor(tokens) => of(tokens, tokens + 3),
-            Script::OutOfVocabulary => {
-                let outside = [vocab, PLACEHOLDER, u32::MAX][turn % 3];
-                [&right(1)[..], &[outside], &rest[rest.len().min(2)..]].concat()
-            }
-            Script::Forbidden => [&[arrival.forbidden(said, vocab).unwrap_or(stop)], &right(3)[..]].concat(),
-            Script::EndsInStop => [&right(2)[..], &[stop], &right(3)].concat(),
-            Script::LongerThanContext => [&right(usize::MAX)[..], &[1; 4 * MAX_LEN as usize]].concat(),
-        }
-    }
-}
-
-/// What backends are prepared for.
-fn options(setup: Setup, taps: Option<&dyn DraftHead>) -> LoadOptions<'_> {
-    LoadOptions {
-        max_rows: MAX_ROWS,
-        max_logit_rows: MAX_ROWS,
-        max_model_len: Some(MAX_LEN as usize),
-        kv_formats: KvFormats {
-            most: setup.kv,
-            skipped: KvFormat::F16,
-            skip: if setup.mixed { vec![KvSkip::Layer(0)] } else { vec![] },
-        },
-        block_tokens: BLOCK_TOKENS as usize,
-        taps,
-        progress: None,
-    }
-}
-
-/// Loads a checkpoint whose weights are cast; and how many of its matrices became blocks.
-fn load<B: Backend>(
-    checkpoint: &Checkpoint,
-    backend: B,
-    cast: Cast,
-    options: LoadOptions<'_>,
-) -> (B, LoadedModel, usize) {
-    let mut recast = Recast { backend, recast: 0, cast };
-    let model = Model::load(checkpoint, &mut recast, options).expect("a fixture loads");
-    (recast.backend, model, recast.recast)
-}
-
 /// A request and the step at which it arrives.
 #[derive(Clone, Debug)]
 pub struct Arrival {
@@ -637,14 +277,28 @@ impl World {
 
     /// From now on requests may ask for these adapters (`testing::ADAPTERS`) of the fixture.
     pub fn adapters(&mut self, names: &[&str]) {
-        let limits = AdapterLimits { rank: 64, bytes: 1 << 20 };
-        let read = |(id, name): (u32, &&str)| RequestAdapter {
+        self.adapters = self.read_adapters(names.iter().map(|name| adapter(name)));
+    }
+
+    /// From now on requests may ask for so many adapters that are made for this.
+    pub fn make_adapters(&mut self, count: usize) {
+        let made = (0..count).map(|seed| {
+            let folder = tempfile::tempdir().expect("a folder");
+            adapters::write_adapter(folder.path(), &self.recorder.targets, seed as u64 + 1);
+            folder
+        });
+        self.adapters = self.read_adapters(made);
+    }
+
+    fn read_adapters(&self, folders: impl Iterator<Item = impl AsRef<Path>>) -> Vec<RequestAdapter> {
+        let limits = AdapterLimits { rank: 64, bytes: 4 << 20 };
+        let read = |(id, folder): (u32, _)| RequestAdapter {
             id: AdapterId(NonZeroU32::MIN.saturating_add(id)),
             weights: Arc::new(
-                Adapter::read(&adapter(name), &self.recorder.targets, limits).expect("an adapter"),
+                Adapter::read(AsRef::as_ref(&folder), &self.recorder.targets, limits).expect("an adapter"),
             ),
         };
-        self.adapters = (0..).zip(names).map(read).collect();
+        (0..).zip(folders).map(read).collect()
     }
 
     /// From now on requests are speculated on like this.
@@ -885,98 +539,6 @@ impl World {
     }
 }
 
-/// Each request alone, cold, its prompt in one chunk: what everything else must equal.
-pub struct Oracle {
-    /// Per request: token and logits hash of every position but the last.
-    rows: Vec<Vec<Row>>,
-    tokens: Vec<Vec<u32>>,
-    logprobs: Vec<Vec<LogprobBits>>,
-    vectors: Vec<Vec<u32>>,
-}
-
-impl Oracle {
-    pub fn new(world: &mut World, arrivals: &[Arrival]) -> Self {
-        let (rows, tokens, logprobs, vectors) = Default::default();
-        let mut oracle = Self { rows, tokens, logprobs, vectors };
-        for arrival in arrivals {
-            world.forget();
-            let alone = Arrival { step: 0, ..arrival.clone() };
-            let mut run = world.run(&whole(), &[alone]);
-            assert_eq!(run.cached, [0], "the oracle runs cold");
-            oracle.tokens.push(run.tokens.remove(0));
-            oracle.logprobs.push(run.logprobs.remove(0));
-            oracle.vectors.push(run.vectors.remove(0));
-            let wanted = arrival.pooling.is_some();
-            assert_eq!(oracle.vectors.last().is_some_and(|vector| !vector.is_empty()), wanted);
-            oracle.rows.push(run.rows.remove(0));
-        }
-        world.forget();
-        oracle
-    }
-
-    /// The oracle of the first `count` requests.
-    pub fn first(&self, count: usize) -> Self {
-        let Self { rows, tokens, logprobs, vectors } = self;
-        Self {
-            rows: rows[..count].to_vec(),
-            tokens: tokens[..count].to_vec(),
-            logprobs: logprobs[..count].to_vec(),
-            vectors: vectors[..count].to_vec(),
-        }
-    }
-
-    /// Where drafts come from text: what they will say, but for one token in so many, is expected of them.
-    pub fn speculation(
-        &self,
-        arrivals: &[Arrival],
-        drafter: folio_engine::Drafter,
-        wrong: usize,
-    ) -> Vec<Speculation> {
-        let of = |(arrival, answer): (&Arrival, &Vec<u32>)| {
-            let said = (1..).zip(answer).map(|(at, token)| token.abs_diff(u32::from(at % wrong == 0)));
-            let expected: Vec<u32> = if drafter.is_model() { Vec::new() } else { said.collect() };
-            Speculation::new(drafter, DRAFTS_MAX, &arrival.prompt, &expected)
-        };
-        arrivals.iter().zip(&self.tokens).map(of).collect()
-    }
-
-    /// Who knows what they will say.
-    pub fn drafter(&self, script: Script) -> Drafter {
-        Drafter { script, answers: self.tokens.clone() }
-    }
-
-    /// Every request got its tokens, and every row that was computed has the bits it has alone.
-    pub fn check(&self, run: &Run, what: &str) {
-        assert_eq!(run.tokens, self.tokens, "{what}: other tokens");
-        assert_eq!(run.logprobs, self.logprobs, "{what}: other log probabilities");
-        assert_eq!(run.vectors, self.vectors, "{what}: other vectors");
-        // Rows behind an answer's end: of steps that were under way when it ended.
-        let mut orphans = 0;
-        for rows in &run.rows {
-            let same = |oracle: &&Vec<Row>| {
-                rows.iter().all(|(position, token, _)| {
-                    oracle.get(*position as usize).is_none_or(|row| row.1 == *token)
-                })
-            };
-            let behind = |oracle: &Vec<Row>| {
-                rows.iter().filter(|(position, ..)| *position as usize >= oracle.len()).count() as u64
-            };
-            // Requests may share a prefix, so several oracles can apply to a short piece: any of them will do.
-            let candidates = || self.rows.iter().filter(same);
-            let least = candidates().map(behind).min();
-            orphans += least.unwrap_or_else(|| panic!("{what}: a sequence computed tokens nobody asked for"));
-            let candidates = candidates().filter(|oracle| Some(behind(oracle)) == least);
-            let differs =
-                |oracle: &Vec<Row>, row: &Row| oracle.get(row.0 as usize).is_some_and(|own| own.2 != row.2);
-            let differing = candidates.map(|oracle| rows.iter().find(|row| differs(oracle, row)));
-            if let Some(row) = differing.min_by_key(Option::is_some).flatten() {
-                panic!("{what}: the logits at position {} differ from the request alone", row.0);
-            }
-        }
-        assert!(orphans <= run.orphans, "{what}: {orphans} rows behind the ends of answers");
-    }
-}
-
 /// One sequence at a time, prompts in one chunk.
 pub fn whole() -> SchedulerConfig {
     SchedulerConfig { max_num_seqs: 1, max_num_batched_tokens: MAX_ROWS as u32, ..batched(1) }
@@ -1025,18 +587,6 @@ pub fn empty_cache(blocks: u32, windows: &[GroupConfig]) -> KvCache {
     KvCache::with_groups(config, &windows, default_policy(0.01))
 }
 
-/// All groups but the first, without pools.
-pub fn windows(layout: &KvLayout) -> Vec<GroupConfig> {
-    let window = |group: &KvGroup| match group.kind {
-        GroupKind::Window { tokens } => GroupConfig::window(tokens, 0, group.block_tokens as u32, 1),
-        GroupKind::State { .. } => {
-            GroupConfig { layout: Layout::State, ..GroupConfig::window(0, 0, group.block_tokens as u32, 1) }
-        }
-        kind => panic!("a second group without a window: {kind:?}"),
-    };
-    layout.groups.iter().skip(1).map(window).collect()
-}
-
 fn root() -> Root {
     root_of(TenantId(1), [1; 32])
 }
@@ -1053,46 +603,4 @@ fn root_with(tenant: TenantId, secret: [u8; 32], extra: &[u8]) -> Root {
         layout_digest: &[3; 32],
         extra,
     })
-}
-
-/// FNV-1a over the bits.
-fn hash(logits: &[f32]) -> u64 {
-    logits.iter().fold(0xcbf2_9ce4_8422_2325, |hash, value| {
-        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
-
-/// The fixture with room for [`MAX_LEN`] positions: parity needs few, attention chunks need more. Its windows stay as they are.
-fn longer(fixture: &str) -> Checkpoint {
-    let quantized = folio_model::testing::QUANTIZED.contains(&fixture);
-    longer_of(&match quantized {
-        true => folio_model::testing::quantized(fixture),
-        false => folio_model::testing::fixture(fixture),
-    })
-}
-
-fn longer_of(folder: &Path) -> Checkpoint {
-    let what = folder.display();
-    let read = |name: &str| {
-        std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{what}/{name}: {error}"))
-    };
-    let mut config: serde_json::Value =
-        serde_json::from_slice(&read("config.json")).expect("a fixture's config.json");
-    let decoder = match config.get("text_config") {
-        Some(_) => &mut config["text_config"],
-        None => &mut config,
-    };
-    decoder["max_position_embeddings"] = MAX_LEN.into();
-    let config = serde_json::to_vec(&config).expect("it was JSON");
-    let mut files = vec![("config.json".to_owned(), config)];
-    for entry in std::fs::read_dir(folder).expect("a fixture's folder").flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with("model") {
-            files.push((name.clone(), read(&name)));
-        }
-    }
-    // Leaked: a checkpoint in memory is part of the program, and a test program is short-lived.
-    let files: Vec<(&'static str, &'static [u8])> =
-        files.into_iter().map(|(name, bytes)| (&*name.leak(), &*Vec::leak(bytes))).collect();
-    Checkpoint::from_bytes(Vec::leak(files)).unwrap_or_else(|error| panic!("{what}: {error}"))
 }
