@@ -25,7 +25,7 @@ from llama_speculation import Llama
 def ask(address, prompt, output):
     """Seconds to the first token, and the text."""
     connection = http.client.HTTPConnection(address, timeout=900)
-    body = {"model": "m", "prompt": prompt, "max_tokens": output, "temperature": 0, "stream": True, "ignore_eos": True, "cache_prompt": True}
+    body = {"model": "m", "prompt": prompt, "max_tokens": output, "temperature": 0, "stream": True, "ignore_eos": True}
     began, first = time.perf_counter(), None
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
