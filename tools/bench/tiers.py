@@ -121,7 +121,7 @@ VARIANTS = {
 
 def once(a, variant, seed):
     folder = tempfile.mkdtemp(dir=a.dir)
-    flags = ["--served-model-name", "m", "--device", a.device, "--threads", str(a.threads), "--max-model-len", str(a.shared + a.turns * (a.unique + a.output) + 64),
+    flags = ["--served-model-name", "m", "--device", a.device, *(["--threads", str(a.threads)] if a.device == "cpu" else []), "--max-model-len", str(a.shared + a.turns * (a.unique + a.output) + 64),
              "--max-num-seqs", str(max(a.clients, 4)), *VARIANTS[variant](a, folder), *a.folio_args.split()]
     try:
         with Server(a.folio, a.model, flags) as server:
