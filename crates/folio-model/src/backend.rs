@@ -323,8 +323,8 @@ impl HostBuffer for Vec<u8> {
 /// Nothing orders this with steps but the cache's holds: who reads a block has leased it, which no step writes; who writes one has it
 /// under a ticket, which no step touches, and begins when the last step that was planned before the ticket is over.
 pub trait BlockMemory: Send + Sync {
-    /// Memory of the host for so many bytes, zeroed, that nobody else has; which [`BlockMemory::read`] and [`BlockMemory::write`] copy at the best rate there is. It may
-    /// take longer to get than other memory: for who keeps it.
+    /// Zeroed memory of the host that nobody else has, and that [`BlockMemory::read`] and [`BlockMemory::write`] copy at the best rate there
+    /// is. It may take longer to get and to give back than other memory: for who keeps it.
     fn host_buffer(&self, bytes: usize) -> Arc<dyn HostBuffer> {
         Arc::new(vec![0; bytes])
     }

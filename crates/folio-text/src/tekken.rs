@@ -110,11 +110,9 @@ pub(crate) fn read(json: &[u8]) -> Result<Library, String> {
         if let Some(at) = last_join(&ranks, token, rank) {
             pairs.push((spell(&token[..at]), spell(&token[at..])));
         }
-        let spelled = spell(token);
-        if special.contains(&spelled) {
-            return Err(format!("its token of rank {rank} is the special token {spelled:?}"));
+        if let Some(id) = vocab.insert(spell(token), (special.len() + rank) as u32) {
+            return Err(format!("its token of rank {rank} is the special token {:?}", special[id as usize]));
         }
-        vocab.insert(spelled, (special.len() + rank) as u32);
     }
     let model = BPE::builder().vocab_and_merges(vocab, pairs).ignore_merges(true);
     let mut library = Library::new(model.build().map_err(|error| error.to_string())?);
