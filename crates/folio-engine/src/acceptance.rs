@@ -59,12 +59,27 @@ impl Acceptance {
     /// In a step of so many rows drafts are not worth it. `true`: the pause is a longest one, and before it one is to be verified all the
     /// same, to find out whether that has changed.
     pub fn pause(&mut self, step: u64, rows: u32) -> bool {
-        let longest = (PAUSE * u64::from(rows)).min(PAUSE_MAX);
-        let steps = (1 << self.pauses.min(8)).min(longest);
-        self.paused_until = step + steps;
+        let (is_due, steps) = (self.is_due(rows), self.steps(rows));
+        // All pauses of one length end together, so that drafts are looked at together.
+        self.paused_until = (step / steps + 1) * steps;
         self.pauses = self.pauses.saturating_add(1);
-        steps == longest
+        is_due
     }
+
+    /// Whether the next pause in a step of so many rows would be a longest one.
+    pub fn is_due(&self, rows: u32) -> bool {
+        self.steps(rows) == longest(rows)
+    }
+
+    /// Of the next pause.
+    fn steps(&self, rows: u32) -> u64 {
+        (1 << self.pauses.min(8)).min(longest(rows))
+    }
+}
+
+/// Steps of a longest pause.
+fn longest(rows: u32) -> u64 {
+    (PAUSE * u64::from(rows).next_power_of_two()).min(PAUSE_MAX)
 }
 
 /// What became lately of the drafts of a model, for all sequences of one tenant.

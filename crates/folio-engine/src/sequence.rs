@@ -376,6 +376,18 @@ impl Sequence {
         u32::from(names && self.generated() + running.pending < self.generated_max)
     }
 
+    /// Whether it computes one token a step, those under way included.
+    pub fn decodes(&self) -> bool {
+        let end = |running: &Running| self.known().min(running.table.computable());
+        let goes_on = |running: &&Running| !running.preempted && running.suspended.is_none();
+        self.running().filter(goes_on).is_some_and(|running| end(running) <= running.scheduled + 1)
+    }
+
+    /// Whether unfinished steps verify drafts of it, or else choose tokens that no later one can name.
+    pub fn is_awaited(&self) -> bool {
+        self.running().is_some_and(|running| running.begun_steps > 0 && running.pending == 0)
+    }
+
     /// Whether the token after what it knows depends on nothing but its logits and its position, so that a later step can go on
     /// from it before it is known.
     pub fn can_be_followed(&self) -> bool {

@@ -143,7 +143,8 @@ fn arrivals_prompts_and_cancellations_overlap_too() {
     assert_eq!(machine.cache.stats().active_blocks, 0);
 }
 
-/// Whoever needs the last token for more than its place waits for it; the others do not wait for that one.
+/// Whoever needs the last token for more than its place waits for it; the others do not wait for that one, where what lies between two steps
+/// takes longer than a row that is missing in every other one.
 #[test]
 fn who_depends_on_its_tokens_sits_out_alone() {
     type Change = fn(&mut Request);
@@ -155,8 +156,9 @@ fn who_depends_on_its_tokens_sits_out_alone() {
     ];
     for (what, change) in changes {
         for (depth, lag) in [(2, 1), (4, 1), (4, 3)] {
-            let mut machine = Machine::new(config(), 100, 4).with_pipeline(depth, lag);
-            let (one, mut other) = (plain(1, 30), plain(2, 30));
+            let machine = Machine::new(config(), 100, 4).with_pipeline(depth, lag);
+            let mut machine = machine.with_time_between_steps(1000);
+            let (one, mut other) = (plain(1, 60), plain(2, 30));
             change(&mut other);
             machine.submit(one.clone());
             machine.submit(other.clone());
@@ -168,7 +170,8 @@ fn who_depends_on_its_tokens_sits_out_alone() {
                 entries.filter(|entry| entry.id.0 == id && entry.follows.is_some()).count()
             };
             assert_eq!(follows(2), 0, "{what}");
-            assert!(lag > 1 || follows(1) >= 28, "{what}: {} rows of the other", follows(1));
+            // But for the steps that find out what takes longer, and those that have tokens which the rules leave alone.
+            assert!(lag > 1 || follows(1) >= 40, "{what}: {} rows of the other", follows(1));
         }
     }
 }

@@ -107,6 +107,9 @@ struct Steps {
     executor: Box<dyn Executor>,
     now: Micros,
     drafter_us: u64,
+    /// What a step takes longer that was begun when none was under way.
+    alone_us: u64,
+    alone: bool,
     plans: Vec<StepPlan>,
     /// Why a step could not be begun.
     begun: VecDeque<Option<ExecutorError>>,
@@ -119,7 +122,7 @@ impl Steps {
     fn step_us(&self) -> u64 {
         let sequences = || self.plans.last().into_iter().flat_map(|plan| &plan.sequences);
         let drafted = sequences().any(|sequence| !sequence.drafter.tokens.is_empty());
-        1000 + if drafted { self.drafter_us } else { 0 }
+        1000 + if drafted { self.drafter_us } else { 0 } + if self.alone { self.alone_us } else { 0 }
     }
 }
 
@@ -133,6 +136,7 @@ impl Driver for Steps {
             panic!("before step {}: {what}\n{plan:?}", plan.step);
         }
         self.plans.push(plan.clone());
+        self.alone = self.begun.is_empty();
         self.begun.push_back(self.executor.begin(plan).err());
     }
 
@@ -189,6 +193,8 @@ impl Machine {
                 executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, rows, rows)),
                 now: Micros(0),
                 drafter_us: 0,
+                alone_us: 0,
+                alone: true,
                 plans: Vec::new(),
                 begun: VecDeque::new(),
                 orders: Vec::new(),
@@ -229,6 +235,12 @@ impl Machine {
     /// Each step in which it computes takes so much longer.
     pub fn with_drafter_time(mut self, us: u64) -> Self {
         self.driver.drafter_us = us;
+        self
+    }
+
+    /// Each step that overlaps with none takes so much longer.
+    pub fn with_time_between_steps(mut self, us: u64) -> Self {
+        self.driver.alone_us = us;
         self
     }
 

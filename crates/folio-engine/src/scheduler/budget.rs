@@ -20,6 +20,7 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::admission::Headroom;
+use super::drafts::Drafts;
 use super::fair::Head;
 use super::preemption::Allocation;
 use crate::plan::{SequencePlan, StepPlan};
@@ -58,10 +59,9 @@ pub(super) struct Step {
     pub decodes: u32,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
-    /// Tokens that the step is expected to say, drafts that may be accepted included.
-    pub expected: f64,
-    /// A model drafts for it.
-    pub drafting: bool,
+    /// Who gets drafts, and, to decide that, how probable each draft is and whose it is.
+    pub drafters: Vec<Drafts>,
+    pub probabilities: Vec<(f32, u32)>,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
 }
@@ -102,8 +102,6 @@ impl Scheduler {
             false => self.headroom.step(self.contended()),
         }
         let (step, mut cohort) = (self.next_step(), self.cohort());
-        let mut drafters = std::mem::take(&mut self.step.order);
-        drafters.clear();
         self.step.candidates.clear();
         let mut at = 0;
         while let Some((rank, slot)) = self.running.get(at).copied() {
@@ -120,9 +118,6 @@ impl Scheduler {
                 }
             }
             let from = sequence.running().map_or(0, |running| running.scheduled);
-            if self.jump_ahead(slot) || self.sequences[slot].drafts_possible(step) > 0 {
-                drafters.push(slot);
-            }
             match self.allocate(cache, slot, from + 1) {
                 Allocation::Made => {
                     self.grant(slot, 1);
@@ -137,12 +132,9 @@ impl Scheduler {
                 at = self.running.partition_point(|(other, _)| *other <= rank);
             }
         }
-        self.step.expected = f64::from(self.step.granted);
-        self.step.drafting = false;
-        // Those who run are in the order of priority, which says nothing to other tenants.
-        drafters.sort_unstable_by_key(|slot| self.sequences[*slot].rank.arrival);
-        drafters.iter().for_each(|slot| self.grant_drafts(cache, *slot));
-        self.step.order = drafters;
+        let drafters = std::mem::take(&mut self.step.drafters);
+        drafters.iter().for_each(|drafts| self.grant_drafts(cache, drafts.slot, drafts.granted));
+        self.step.drafters = drafters;
         self.step.decodes = self.step.granted;
         self.step.granted
     }
@@ -152,12 +144,7 @@ impl Scheduler {
         if self.ring.lag == 1 {
             return usize::MAX;
         }
-        let decodes = |slot: Slot| {
-            let sequence = &self.sequences[slot];
-            let end = |running: &Running| sequence.known().min(running.table.computable());
-            sequence.running().is_some_and(|running| end(running) <= running.scheduled + 1)
-        };
-        let decodes = self.running.iter().filter(|(_, slot)| decodes(*slot)).count();
+        let decodes = self.running.iter().filter(|(_, slot)| self.sequences[*slot].decodes()).count();
         decodes.div_ceil(self.ring.lag as usize)
     }
 

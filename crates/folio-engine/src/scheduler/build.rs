@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 
 use super::Scheduler;
 use super::budget::Step;
-use super::costs::Computed;
+use super::costs::{Computed, StepKind};
 use super::drafts;
 use folio_kv::{BlockId, HOLE};
 
 use crate::plan::{PLACEHOLDER, SamplePlan, SequenceId, SequencePlan, TableChange, Want};
-use crate::request::{Micros, Pooling};
+use crate::request::Pooling;
 use crate::sequence::{Choice, Placeholder, Running, Sequence, Slot, choice_seed};
 use crate::work::StepWork;
 
@@ -51,7 +51,6 @@ pub(super) struct BegunStep {
     pub work: StepWork,
     /// Tokens that were granted as decodes.
     pub decodes: u32,
-    pub planned_at: Micros,
 }
 
 impl Scheduler {
@@ -76,7 +75,9 @@ impl Scheduler {
         }
         let mut begun = self.ring.spare.pop().unwrap_or_default();
         begun.step = step;
-        begun.planned_at = self.now;
+        if self.goes_ahead() {
+            begun.computed.kind = StepKind::Ahead;
+        }
         self.update_histories();
         let (mut samples, mut places, mut spare) = (0, 0, self.config.max_prefill_tokens_while_decoding);
         for (_, slot) in &self.running {
@@ -169,7 +170,9 @@ impl BegunStep {
         if decodes {
             self.computed.decodes += 1;
             self.computed.drafts += entry.drafts;
-            self.computed.drafting |= !entry.drafter.tokens.is_empty();
+            if !entry.drafter.tokens.is_empty() {
+                self.computed.kind = StepKind::Drafting;
+            }
         } else {
             self.computed.tokens += tokens;
             self.computed.positions += tokens * (f64::from(entry.first_position) + tokens / 2.0);

@@ -35,18 +35,15 @@ impl Scheduler {
             Ok(output) => self.apply(cache, &begun, output),
             Err(error) => self.fail(cache, &begun, &error),
         }
-        self.last_step = (now, begun.work.rows() as u32, begun.decodes);
+        self.last_step = (begun.work.rows() as u32, begun.decodes);
         self.ring.spare.push(begun.clear());
         self.work.begin((!self.under_way() && self.requests.is_empty()).then_some(Activity::Idle));
         &mut self.events
     }
 
     fn apply(&mut self, cache: &mut KvCache, begun: &BegunStep, output: &StepOutput) {
-        // A step begins when the one before it ends.
-        let began = begun.planned_at.max(self.last_step.0);
-        let us = self.now.0.saturating_sub(began.0) as f64;
-        self.costs.stepped(begun.computed, us);
         let us = self.work.stepped(&begun.work, self.now);
+        self.costs.stepped(begun.computed, us as f64);
         let division = Division::new(&begun.work, us, self.costs.line());
         let mut divided = 0.0;
         let mut samples = output.samples.as_slice();

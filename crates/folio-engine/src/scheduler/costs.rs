@@ -25,6 +25,18 @@ const STEPS: f64 = 0.98;
 /// What a transfer, or a return, keeps of those before.
 const TRANSFERS: f64 = 0.9;
 
+/// How a step of decodes goes: each kind has times of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum StepKind {
+    /// Nothing is under way when it is planned, so that what lies between two steps is in its time.
+    #[default]
+    Alone,
+    /// It is planned while the one before it runs.
+    Ahead,
+    /// A model drafts for it.
+    Drafting,
+}
+
 /// What one step computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Computed {
@@ -34,8 +46,7 @@ pub(super) struct Computed {
     /// Sequences that computed one token, and drafts behind those.
     pub decodes: u32,
     pub drafts: u32,
-    /// A model drafted for it.
-    pub drafting: bool,
+    pub kind: StepKind,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,9 +59,8 @@ pub(super) struct Costs {
     positions_us: f64,
     /// A step of decodes alone.
     decodes_us: Mean,
-    /// Of steps without prompts: those for which no model drafts, and those for which one does.
-    rows: RowTimes,
-    drafting: RowTimes,
+    /// Of steps without prompts, by [`StepKind`].
+    rows: [RowTimes; 3],
     swapped: Mean,
     /// By tier.
     loaded: [Mean; TIERS_MAX],
@@ -78,11 +88,10 @@ impl Mean {
 impl Costs {
     /// A step that computed this took `us`.
     pub fn stepped(&mut self, computed: Computed, us: f64) {
-        let Computed { tokens, positions, decodes, drafts, drafting } = computed;
+        let Computed { tokens, positions, decodes, drafts, kind } = computed;
         if tokens == 0.0 {
             if decodes > 0 {
-                let times = if drafting { &mut self.drafting } else { &mut self.rows };
-                times.add(decodes + drafts, us);
+                self.rows[kind as usize].add(decodes + drafts, us);
                 if drafts == 0 {
                     self.decodes_us.add(us, 1.0, STEPS);
                 }
@@ -102,21 +111,26 @@ impl Costs {
         }
     }
 
-    /// What a step of so many rows and no prompt takes, microseconds. `drafting`: a model drafts for it. `None`: nothing is known yet.
-    pub fn step_us(&self, rows: u32, drafting: bool) -> Option<f64> {
-        let plain = || self.rows.us(rows);
-        if drafting { self.drafting.us(rows).or_else(plain) } else { plain() }
+    /// What a step of so many rows and no prompt takes, microseconds; where none of its kind was measured, what one of the nearest does.
+    /// `None`: nothing is known yet.
+    pub fn step_us(&self, rows: u32, kind: StepKind) -> Option<f64> {
+        let nearest = match kind {
+            StepKind::Alone => StepKind::Ahead,
+            StepKind::Ahead | StepKind::Drafting => StepKind::Alone,
+        };
+        [kind, nearest].into_iter().find_map(|kind| self.rows[kind as usize].us(rows))
     }
 
-    /// Whether it is to be relied on what steps take for which a model drafts.
-    pub fn knows_drafting(&self) -> bool {
-        self.drafting.most_rows() > 0
+    /// Whether it is to be relied on what steps of this kind take.
+    pub fn knows(&self, kind: StepKind) -> bool {
+        self.rows[kind as usize].is_reliable()
     }
 
     /// Rows that a step may have for the sake of drafts: twice as many as any before, so that what they cost is found out step by step.
-    pub fn rows_max(&self, drafting: bool) -> u32 {
-        let times = if drafting { &self.drafting } else { &self.rows };
-        times.most_rows().max(self.rows.most_rows()).max(1).saturating_mul(2)
+    pub fn rows_max(&self, kind: StepKind) -> u32 {
+        let most = |kind: StepKind| self.rows[kind as usize].most_seen();
+        let [of_kind, alone, ahead] = [kind, StepKind::Alone, StepKind::Ahead].map(most);
+        of_kind.max(alone).max(ahead).max(1).saturating_mul(2)
     }
 
     /// It took so long until this was read of what a preempted sequence gave up.
@@ -235,16 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_drafts_for_has_times_of_its_own() {
+    fn each_kind_of_step_has_times_of_its_own() {
         let mut costs = Costs::default();
-        assert_eq!(costs.step_us(4, true), None);
-        let step = |drafts, drafting| Computed { decodes: 1, drafts, drafting, ..Computed::default() };
-        costs.stepped(step(0, false), 100.0);
-        assert_eq!((costs.step_us(4, true), costs.step_us(4, false)), (Some(100.0), Some(100.0)));
-        costs.stepped(step(3, true), 400.0);
-        costs.stepped(step(3, false), 160.0);
-        let near = |drafting, wanted: f64| (costs.step_us(4, drafting).unwrap() - wanted).abs() < 1.0;
-        assert!(near(true, 400.0) && near(false, 160.0));
+        let (alone, ahead, drafting) = (StepKind::Alone, StepKind::Ahead, StepKind::Drafting);
+        assert_eq!(costs.step_us(4, drafting), None);
+        let step = |drafts, kind| Computed { decodes: 1, drafts, kind, ..Computed::default() };
+        costs.stepped(step(0, alone), 100.0);
+        assert_eq!([drafting, ahead, alone].map(|kind| costs.step_us(4, kind)), [Some(100.0); 3]);
+        costs.stepped(step(3, drafting), 400.0);
+        costs.stepped(step(3, ahead), 90.0);
+        costs.stepped(step(3, alone), 160.0);
+        let near = |kind, wanted: f64| (costs.step_us(4, kind).unwrap() - wanted).abs() < 1.0;
+        assert!(near(drafting, 400.0) && near(ahead, 90.0) && near(alone, 160.0));
     }
 
     #[test]

@@ -21,18 +21,19 @@
 use folio_kv::{KvCache, TenantId};
 
 use super::Scheduler;
-use super::costs::Costs;
+use super::budget::Step;
+use super::costs::{Costs, StepKind};
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
 
 /// How probable a draft is that rules leave alone: the text is certain, its tokens are not, and the last one may be longer than that text.
-const FORCED: f64 = 0.95;
-const FORCED_LAST: f64 = 0.5;
+const FORCED: f32 = 0.95;
+const FORCED_LAST: f32 = 0.5;
 /// What drafts add to a step counts so many times: estimates err.
 const PAYS: f64 = 1.2;
-/// Rows that may cost as much as one of them.
-const TILE: u32 = 8;
+/// Numbers of drafts that are compared for a step.
+const LOOKED_AT: usize = 64;
 /// Known tokens that a drafter computes before its drafts in one step.
 const CATCH_UP: u32 = 64;
 
@@ -65,29 +66,136 @@ impl Scheduler {
         self.slot_of(request, choice).is_some_and(|slot| !is_paused(slot))
     }
 
-    /// How many of its drafts make the step say most tokens in a microsecond, by what steps took so far and by how many of its drafts
-    /// were right; and how many tokens more those are expected to be. Rarely one that would not pay, to find out whether that has changed.
-    fn drafts_that_pay(&mut self, slot: Slot, most: u32) -> (u32, f64) {
-        let (next_step, rows, so_far) = (self.next_step(), self.step.granted, self.step.expected);
-        let Sequence { acceptance, forced, drafts: known, .. } = &mut self.sequences[slot];
-        let last = known.len() as u32;
-        let right = |draft: u32| match *forced {
-            true if draft == last => FORCED_LAST,
-            true => FORCED,
-            false => f64::from(acceptance.outcomes.probability),
+    /// Whether the next step overlaps those under way, so that who waits for these is not in it.
+    pub(super) fn goes_ahead(&self) -> bool {
+        self.under_way() && self.ring.lag == 1
+    }
+
+    /// How many drafts of whom make the next step say most tokens in a microsecond, by what steps took so far and by how many of each sequence's
+    /// drafts were right; rarely one that would not pay, to find out whether that has changed. They are looked at together, since rows do not
+    /// cost alike: a tile that is not worth it for one sequence may be for two.
+    ///
+    /// Who has drafts, or needs its last token for more than its place, cannot be planned while a step with it runs. If it sat out alone, every
+    /// step would lack half of those; where that costs more than the time between two steps, nobody overlaps. `false`: nothing is to be planned
+    /// before what is under way is committed.
+    pub(super) fn decide_drafts(&mut self) -> bool {
+        self.step.drafters.clear();
+        let step = self.next_step();
+        let (mut rows, mut waiting, mut drafting) = (0, 0_u32, false);
+        for at in 0..self.running.len() {
+            let slot = self.running[at].1;
+            let sequence = &self.sequences[slot];
+            // In a pipeline those that are under way are in later steps.
+            if !sequence.decodes() || (self.ring.lag > 1 && sequence.ready(step, self.ring.lag) == 0) {
+                continue;
+            }
+            rows += 1;
+            if !sequence.is_under_way() {
+                self.jump_ahead(slot);
+            }
+            let sequence = &self.sequences[slot];
+            // A prompt ends once.
+            let waits = !sequence.can_be_followed() || sequence.is_awaited();
+            waiting += u32::from(waits && sequence.choice.is_some());
+            let most = self.drafts_wanted(sequence, step);
+            if most > 0 {
+                drafting |= sequence.drafts.is_empty();
+                self.step.drafters.push(Drafts { arrival: sequence.rank.arrival, slot, most, granted: 0 });
+            }
+        }
+        if self.step.drafters.is_empty() && waiting == 0 {
+            return true;
+        }
+        // Those who run are in the order of priority, which says nothing to other tenants.
+        self.step.drafters.sort_unstable_by_key(|drafts| drafts.arrival);
+        let plain = self.without_drafts(rows, waiting);
+        let kind = if drafting { StepKind::Drafting } else { StepKind::Alone };
+        let paying = self.share_drafts(rows, &plain, kind);
+        let is_due = |drafts: &Drafts| {
+            let sequence = &self.sequences[drafts.slot];
+            drafts.granted == 0 && !sequence.forced && sequence.acceptance.is_due(rows)
         };
-        let drafting = self.step.drafting || known.is_empty();
-        // Until steps have a price they cost nothing: the first drafts are the measurement.
-        let plain = self.costs.step_us(rows, self.step.drafting);
-        let plain = plain.or_else(|| self.costs.step_us(rows, drafting)).unwrap_or(1.0);
-        let (best, best_gain) = best_drafts(&self.costs, (rows, so_far, plain), drafting, most, right);
-        if best == 0 && most > 0 && !*forced {
-            return (u32::from(acceptance.pause(next_step, rows)), 0.0);
+        if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
+            return false;
         }
-        if best > 0 {
-            acceptance.resume();
+        let mut drafters = std::mem::take(&mut self.step.drafters);
+        for drafts in &mut drafters {
+            let sequence = &mut self.sequences[drafts.slot];
+            if drafts.granted > 0 {
+                sequence.acceptance.resume();
+            } else if !sequence.forced && sequence.acceptance.pause(step, rows) {
+                drafts.granted = 1;
+            } else {
+                // What is left of them would keep its next steps from being planned ahead.
+                sequence.drafts.clear();
+            }
         }
-        (best, best_gain)
+        drafters.retain(|drafts| drafts.granted > 0);
+        self.step.drafters = drafters;
+        true
+    }
+
+    /// Drafts that a sequence has, as far as they can be used.
+    fn drafts_wanted(&self, sequence: &Sequence, step: u64) -> u32 {
+        // The last token that it may say needs no row.
+        let most = sequence
+            .drafts_possible(step)
+            .min(sequence.generated_max.saturating_sub(sequence.generated() + 1));
+        match self.drafter.filter(|_| sequence.drafts.is_empty()) {
+            // It computes all that is known, and all drafts but the last.
+            Some(model) => most.min(model.positions.saturating_add(1).saturating_sub(sequence.known())),
+            None => most,
+        }
+    }
+
+    /// The best step that has no drafts, of so many sequences, of which some cannot be planned while a step with them runs.
+    fn without_drafts(&self, rows: u32, waiting: u32) -> Plain {
+        let us = |rows, kind| self.costs.step_us(rows, kind);
+        let all = f64::from(rows);
+        if self.ring.depth == 1 || self.ring.lag > 1 {
+            return Plain { tokens: all, us: us(rows, StepKind::Alone), together: false };
+        }
+        let ahead = Plain {
+            tokens: all - f64::from(waiting) / 2.0,
+            us: us(rows - waiting / 2, StepKind::Ahead),
+            together: false,
+        };
+        let together = Plain { tokens: all, us: us(rows, StepKind::Alone), together: true };
+        // What both take is found out first.
+        let better = match [StepKind::Alone, StepKind::Ahead].map(|kind| self.costs.knows(kind)) {
+            _ if waiting == 0 => false,
+            [false, _] => true,
+            [true, false] => false,
+            [true, true] => together.rate() > ahead.rate(),
+        };
+        if better { together } else { ahead }
+    }
+
+    /// Grants the drafts that pay. `false`: none does.
+    fn share_drafts(&mut self, rows: u32, plain: &Plain, kind: StepKind) -> bool {
+        let Step { drafters, probabilities, .. } = &mut self.step;
+        probabilities.clear();
+        for (at, drafts) in drafters.iter().enumerate() {
+            let sequence = &self.sequences[drafts.slot];
+            let (last, mut probability) = (sequence.drafts.len() as u32, 1.0);
+            for draft in 1..=drafts.most {
+                probability *= match sequence.forced {
+                    true if draft == last => FORCED_LAST,
+                    true => FORCED,
+                    false => sequence.acceptance.outcomes.probability,
+                };
+                probabilities.push((probability, at as u32));
+            }
+        }
+        // Of one sequence the first are the most probable.
+        probabilities.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let budget = self.config.max_num_batched_tokens.saturating_sub(rows) as usize;
+        probabilities.truncate(budget);
+        let best = best_drafts(&self.costs, rows, plain, kind, probabilities.iter().map(|(right, _)| *right));
+        for (_, at) in &probabilities[..best] {
+            drafters[*at as usize].granted += 1;
+        }
+        best > 0
     }
 
     /// Whether a model is to read a sequence that begins: whether its drafts would pay beside those that run, were they right as often as
@@ -95,31 +203,26 @@ impl Scheduler {
     fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
         let record = self.drafter_records.of(tenant);
-        let right = f64::from(record.outcomes.probability);
-        let pays =
-            |plain| best_drafts(&self.costs, (rows, f64::from(rows), plain), true, most, |_| right).0 > 0;
-        let known = self.costs.step_us(rows, false).filter(|_| self.costs.knows_drafting());
+        let right = record.outcomes.probability;
+        let pays = |us| {
+            let plain = Plain { tokens: f64::from(rows), us: Some(us), together: false };
+            let right = (0..most as i32).map(|draft| right.powi(draft + 1));
+            best_drafts(&self.costs, rows, &plain, StepKind::Drafting, right) > 0
+        };
+        let known =
+            self.costs.step_us(rows, StepKind::Alone).filter(|_| self.costs.knows(StepKind::Drafting));
         record.reads(known.is_none_or(pays))
     }
 
-    /// Rows for what it may go on with, as far as budget and free blocks go.
-    pub(super) fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot) {
+    /// The rows of its drafts, as far as budget and free blocks go.
+    pub(super) fn grant_drafts(&mut self, cache: &mut KvCache, slot: Slot, drafts: u32) {
         let sequence = &self.sequences[slot];
         let ready = |running: &&Running| running.granted == 1 && running.scheduled + 1 == sequence.known();
         let Some(running) = sequence.running().filter(ready) else { return };
         let (scheduled, by_model) = (running.scheduled, sequence.drafts.is_empty());
-        // The last token that it may say needs no row.
-        let more = sequence.generated_max.saturating_sub(sequence.generated() + 1);
-        let budget = self.config.max_num_batched_tokens.saturating_sub(self.step.granted);
-        let mut most = sequence.drafts_possible(self.next_step()).min(more).min(budget);
-        if let Some(model) = self.drafter.filter(|_| by_model) {
-            // It computes all that is known, and all drafts but the last.
-            most = most.min(model.positions.saturating_add(1).saturating_sub(sequence.known()));
-        }
-        let (drafts, expected) = self.drafts_that_pay(slot, most);
+        let drafts = drafts.min(self.config.max_num_batched_tokens.saturating_sub(self.step.granted));
         if drafts == 0 {
-            // What is left of them would keep its next steps from being planned ahead.
-            return self.sequences[slot].drafts.clear();
+            return;
         }
         if by_model && !self.drafter_keeps_up(cache, slot) {
             return;
@@ -136,8 +239,6 @@ impl Scheduler {
         }
         if granted {
             self.grant(slot, drafts);
-            self.step.expected += expected;
-            self.step.drafting |= by_model;
             self.count_drafts(slot, drafts);
             let sequence = &self.sequences[slot];
             let known = sequence.drafts.get(..drafts as usize);
@@ -243,30 +344,56 @@ impl Scheduler {
     }
 }
 
-/// How many drafts beside so many rows, which say so many tokens in so many microseconds, make a step say most tokens in a microsecond; and how
-/// many tokens more that is expected to be. `right`: how probable each is.
+/// Drafts of a sequence for the step being planned: how many there are, and how many it gets.
+pub(super) struct Drafts {
+    arrival: u64,
+    pub slot: Slot,
+    most: u32,
+    pub granted: u32,
+}
+
+/// A step without drafts.
+struct Plain {
+    tokens: f64,
+    /// Microseconds, once any are known.
+    us: Option<f64>,
+    /// Nothing else is under way with it.
+    together: bool,
+}
+
+impl Plain {
+    fn rate(&self) -> f64 {
+        self.tokens / self.us.unwrap_or(1.0)
+    }
+}
+
+/// How many drafts, of which the most probable come first, make a step of so many rows say most tokens in a microsecond; 0: they are better left out.
 fn best_drafts(
     costs: &Costs,
-    (rows, so_far, plain): (u32, f64, f64),
-    drafting: bool,
-    most: u32,
-    right: impl Fn(u32) -> f64,
-) -> (u32, f64) {
-    let (mut best, mut best_rate, mut best_gain) = (0, so_far / plain, 0.0);
-    let (mut probability, mut gain) = (1.0, 0.0);
-    let explored = costs.rows_max(drafting).saturating_sub(rows);
-    for drafts in 1..=most.min(explored) {
-        probability *= right(drafts);
-        gain += probability;
-        let us = costs.step_us(rows + drafts, drafting).unwrap_or(plain);
-        let rate = (so_far + gain) / (plain + PAYS * (us - plain).max(0.0));
+    rows: u32,
+    plain: &Plain,
+    kind: StepKind,
+    right: impl ExactSizeIterator<Item = f32>,
+) -> usize {
+    // Until steps have a price they cost nothing: the first drafts are the measurement.
+    let plain_us = plain.us.or_else(|| costs.step_us(rows, kind)).unwrap_or(1.0);
+    let explored = costs.rows_max(kind).saturating_sub(rows) as usize;
+    // Of many, one number in so many is looked at.
+    let most = right.len().min(explored);
+    let stride = most.div_ceil(LOOKED_AT).max(1);
+    let (mut best, mut best_rate, mut tokens) = (0, plain.tokens / plain_us, f64::from(rows));
+    for (drafts, probability) in (1..=most).zip(right) {
+        tokens += f64::from(probability);
+        if drafts % stride != 0 && drafts != most {
+            continue;
+        }
+        let us = costs.step_us(rows + drafts as u32, kind).unwrap_or(plain_us);
+        let rate = tokens / (plain_us + PAYS * (us - plain_us).max(0.0));
         if rate > best_rate {
-            (best, best_rate, best_gain) = (drafts, rate, gain);
-        } else if drafts > best + TILE {
-            break;
+            (best, best_rate) = (drafts, rate);
         }
     }
-    (best, best_gain)
+    best
 }
 
 /// What the drafter computes of a sequence whose rows are planned, and the names of its drafts, which have the places from `places` on.

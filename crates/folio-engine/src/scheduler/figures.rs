@@ -20,7 +20,7 @@ impl Scheduler {
 
     /// Tokens of the last committed step, and how many of them were decodes.
     pub fn last_step(&self) -> (u32, u32) {
-        (self.last_step.1, self.last_step.2)
+        self.last_step
     }
 
     /// Writes everything the scheduler knows into `stats`.

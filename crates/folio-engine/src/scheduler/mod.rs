@@ -142,8 +142,8 @@ pub struct Scheduler {
     sequence_id: u64,
     arrival: u64,
     now: Micros,
-    /// Of the last commit: when, and its tokens and decodes.
-    last_step: (Micros, u32, u32),
+    /// Tokens and decodes of the last step that was committed.
+    last_step: (u32, u32),
 }
 
 impl Scheduler {
@@ -181,7 +181,7 @@ impl Scheduler {
             sequence_id: 0,
             arrival: 0,
             now: Micros(0),
-            last_step: (Micros(0), 0, 0),
+            last_step: (0, 0),
         })
     }
 
@@ -255,9 +255,13 @@ impl Scheduler {
         self.recycle();
         self.forget_late_stores();
         self.reap(cache);
-        let decodes = self.grant_decodes(cache);
-        self.grant_prompts(cache, decodes);
-        self.prefetch(cache);
+        if self.decide_drafts() {
+            let decodes = self.grant_decodes(cache);
+            self.grant_prompts(cache, decodes);
+            self.prefetch(cache);
+        } else {
+            self.step.granted = 0;
+        }
         self.build();
         self.rest();
         &self.step.plan

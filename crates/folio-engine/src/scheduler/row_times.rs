@@ -68,16 +68,27 @@ impl RowTimes {
         }
     }
 
-    /// The most rows of which anything is known to be relied on.
-    pub fn most_rows(&self) -> u32 {
-        self.seen.iter().rposition(|seen| *seen == RELIABLE).map_or(0, first_rows)
+    /// The most rows that were measured so many times.
+    fn most_rows(&self, times: u8) -> u32 {
+        self.seen.iter().rposition(|seen| *seen >= times).map_or(0, first_rows)
     }
 
-    /// What a step with so many rows takes, microseconds. `None`: no step was measured.
+    /// The most rows that any step had.
+    pub fn most_seen(&self) -> u32 {
+        self.most_rows(1)
+    }
+
+    /// Whether any time is to be relied on.
+    pub fn is_reliable(&self) -> bool {
+        self.most_rows(RELIABLE) > 0
+    }
+
+    /// What a step with so many rows takes, microseconds; far beyond what is to be relied on, by whatever was measured. `None`: no step was.
     pub fn us(&self, rows: u32) -> Option<f64> {
         let (at, rows) = (entry(rows), f64::from(rows));
         let known = |at: usize| f64::from(self.curve[at]) * f64::from(self.level);
-        let enough = if self.seen.contains(&RELIABLE) { RELIABLE } else { 1 };
+        let is_near = rows <= 2.0 * f64::from(self.most_rows(RELIABLE));
+        let enough = if is_near { RELIABLE } else { 1 };
         let is_known = |at: &usize| self.seen[*at] >= enough;
         // The entry of these rows is one of the two.
         let below = (0..=at).rev().find(|at| is_known(at) && middle(*at) <= rows);
@@ -191,13 +202,17 @@ mod tests {
     fn a_first_step_with_so_many_rows_that_was_cold_is_not_believed() {
         let mut times = RowTimes::default();
         (0..10).for_each(|_| times.add(1, 100.0));
-        assert_eq!(times.most_rows(), 1);
-        times.add(4, 5000.0);
-        assert_eq!((times.us(4), times.most_rows()), (Some(100.0), 1), "once is nothing");
-        times.add(4, 160.0);
-        times.add(4, 170.0);
-        let four = times.us(4).unwrap();
-        assert!((four - 160.0).abs() < 1.0 && times.most_rows() == 4, "{four}");
+        times.add(2, 5000.0);
+        assert_eq!(
+            (times.us(2), times.most_rows(RELIABLE), times.most_seen()),
+            (Some(100.0), 1, 2),
+            "once is nothing"
+        );
+        assert!(times.us(4).unwrap() > 5000.0, "but for what is far beyond");
+        times.add(2, 160.0);
+        times.add(2, 170.0);
+        let two = times.us(2).unwrap();
+        assert!((two - 160.0).abs() < 1.0 && times.most_rows(RELIABLE) == 2, "{two}");
     }
 
     #[test]
