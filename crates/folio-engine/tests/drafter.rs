@@ -56,7 +56,7 @@ fn a_model_that_is_the_same_is_always_right() {
             machine.submit(request.clone());
             machine.run();
             machine.assert_as_alone(&request);
-            // A prompt with the first token, one draft in the first step and two in the next to find out what rows take, then four tokens a step.
+            // A prompt with the first token, no draft in the next step, then one and two, to find out what rows take, then four tokens a step.
             let wanted = (12, (28, 28));
             assert_eq!((machine.scheduler.counters().steps, drafts(&machine)), wanted);
         }
@@ -73,10 +73,13 @@ fn each_known_token_is_computed_once_and_each_draft_when_it_is_drawn() {
         (drafter.first_position, drafter.tokens.len() as u32, drafter.drafts)
     });
     let computed: Vec<_> = computed.collect();
-    // The prompt in two pieces; one draft in the first step, to find out what a row takes; then what was chosen behind the drafts, and the last
-    // draft, which it never computed.
+    // The prompt in two pieces; nothing in the first step, to find out what it takes without drafts, and one draft in the next, to find out what a
+    // row takes; then what was chosen behind the drafts, and the last draft, which it never computed.
     let pieces = [(0, 64, 0), (64, 6, 0)];
-    assert_eq!(computed, [&pieces[..], &[(70, 1, 1), (71, 2, 2), (74, 2, 2), (77, 2, 2)]].concat());
+    assert_eq!(
+        computed,
+        [&pieces[..], &[(64, 0, 0), (70, 2, 1), (72, 2, 2), (75, 2, 2), (78, 2, 1)]].concat()
+    );
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn each_row_is_computed_when_the_model_has_its_features_and_those_of_drafts_agai
     machine.run();
     // Before the second piece of the prompt what the first gave; then what the second gave, and then what the model said behind the
     // drafts that were right.
-    let wanted = [(0, 0, 64, 0), (0, 64, 6, 1), (0, 70, 2, 2), (0, 72, 3, 2), (0, 75, 3, 2)];
+    let wanted = [(0, 0, 64, 0), (0, 64, 7, 1), (0, 71, 2, 2), (0, 73, 3, 2), (0, 76, 3, 1)];
     assert_eq!(computed(&machine, 1), wanted);
 }
 

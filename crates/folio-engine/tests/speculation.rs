@@ -194,6 +194,14 @@ fn a_prediction_is_drafted_from_and_a_wrong_one_changes_nothing() {
     let alone = ask(&engine(), 1, &prompt, with(Drafter::Ngram, &[]));
     assert_eq!(right.tokens, plain.tokens);
     assert!(right.right > alone.right, "{} {}", right.right, alone.right);
+    // Steps were measured before.
+    let drafts = |prediction: &[u32]| {
+        let engine = engine();
+        ask(&engine, 9, &[4, 5, 6], with(Drafter::Ngram, &[]));
+        ask(&engine, 1, &prompt, with(Drafter::Ngram, prediction)).drafts
+    };
+    let (whole, later) = (drafts(&plain.tokens), drafts(&[&[9, 8, 7], &plain.tokens[2..]].concat()));
+    assert!(whole >= later + 2, "it is drafted from its beginning on: {whole} {later}");
     let lie: Vec<u32> = plain.tokens.iter().enumerate().map(|(at, t)| t + u32::from(at % 5 == 4)).collect();
     let misled = ask(&engine(), 1, &prompt, with(Drafter::Ngram, &lie));
     assert_eq!(misled.tokens, plain.tokens);

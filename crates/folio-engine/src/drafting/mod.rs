@@ -98,7 +98,15 @@ pub struct Speculation {
     drafter: Drafter,
     most: u32,
     prompt: Known,
+    /// Behind the last tokens of the prompt, so that what follows those is found; without them if it is empty.
     prediction: Known,
+    /// Where it begins there.
+    prediction_from: usize,
+}
+
+/// The last tokens of a prompt, which an answer's text begins with.
+fn tail(prompt: &[u32]) -> &[u32] {
+    &prompt[prompt.len().saturating_sub(DEPTH)..]
 }
 
 impl Speculation {
@@ -121,11 +129,13 @@ impl Speculation {
             let index = Index::of(if by_host { &tokens[..] } else { &[] }, cache);
             Known { index: Arc::new(index), tokens }
         };
+        let before = if prediction.is_empty() { &[] } else { tail(&prompt) };
         Self {
             drafter,
             most: most.min(DRAFTS_MAX),
+            prediction_from: before.len(),
+            prediction: known([before, prediction].concat().into()),
             prompt: known(prompt),
-            prediction: known(prediction.into()),
         }
     }
 
@@ -157,7 +167,7 @@ impl Speculation {
     }
 
     pub fn prediction(&self) -> &[u32] {
-        &self.prediction.tokens
+        &self.prediction.tokens[self.prediction_from..]
     }
 }
 
@@ -193,8 +203,7 @@ impl Sources {
 
     /// The tokens of the prompt that an answer's text begins with.
     fn tail(&self) -> &[u32] {
-        let prompt = self.speculation.prompt();
-        &prompt[prompt.len().saturating_sub(DEPTH)..]
+        tail(self.speculation.prompt())
     }
 }
 
@@ -291,7 +300,7 @@ impl Drafters {
         self.drafts.clear();
         let Some(sources) = self.requests.get(&id) else { return &[] };
         let Some(Some(own)) = sources.choices.get(choice as usize) else { return &[] };
-        let Speculation { drafter, most, prompt, prediction } = &sources.speculation;
+        let Speculation { drafter, most, prompt, prediction, .. } = &sources.speculation;
         let (context, most) = (own.tokens(), *most as usize);
         let texts = [own.view(), prediction.view(), prompt.view()];
         match drafter {

@@ -126,6 +126,11 @@ impl Costs {
         self.rows[kind as usize].is_reliable()
     }
 
+    /// Whether steps without drafts and of so many rows, or fewer, were measured.
+    pub fn knows_few(&self, rows: u32) -> bool {
+        [StepKind::Alone, StepKind::Ahead].iter().any(|kind| self.rows[*kind as usize].knows_few(rows))
+    }
+
     /// Rows that a step may have for the sake of drafts: twice as many as any before, so that what they cost is found out step by step.
     pub fn rows_max(&self, kind: StepKind) -> u32 {
         let most = |kind: StepKind| self.rows[kind as usize].most_seen();

@@ -109,6 +109,12 @@ impl Scheduler {
         // Those who run are in the order of priority, which says nothing to other tenants.
         self.step.drafters.sort_unstable_by_key(|drafts| drafts.arrival);
         let plain = self.without_drafts(rows, waiting);
+        if !self.costs.knows_few(rows) {
+            // What the step takes without drafts is found out first.
+            let drafters = std::mem::take(&mut self.step.drafters);
+            drafters.iter().for_each(|drafts| self.sequences[drafts.slot].drafts.clear());
+            return true;
+        }
         let kind = if drafting { StepKind::Drafting } else { StepKind::Alone };
         let paying = self.share_drafts(rows, &plain, kind);
         let is_due = |drafts: &Drafts| {

@@ -83,12 +83,20 @@ impl RowTimes {
         self.most_rows(RELIABLE) > 0
     }
 
+    /// Steps that make a time known of so many rows.
+    fn enough(&self, rows: u32) -> u8 {
+        if rows <= self.most_rows(RELIABLE).saturating_mul(2) { RELIABLE } else { 1 }
+    }
+
+    /// Whether steps of so many rows, or fewer, were measured: else what it says of them is what more rows take.
+    pub fn knows_few(&self, rows: u32) -> bool {
+        self.seen[..=entry(rows)].iter().any(|seen| *seen >= self.enough(rows))
+    }
+
     /// What a step with so many rows takes, microseconds; far beyond what is to be relied on, by whatever was measured. `None`: no step was.
     pub fn us(&self, rows: u32) -> Option<f64> {
-        let (at, rows) = (entry(rows), f64::from(rows));
+        let (at, enough, rows) = (entry(rows), self.enough(rows), f64::from(rows));
         let known = |at: usize| f64::from(self.curve[at]) * f64::from(self.level);
-        let is_near = rows <= 2.0 * f64::from(self.most_rows(RELIABLE));
-        let enough = if is_near { RELIABLE } else { 1 };
         let is_known = |at: &usize| self.seen[*at] >= enough;
         // The entry of these rows is one of the two.
         let below = (0..=at).rev().find(|at| is_known(at) && middle(*at) <= rows);

@@ -3,7 +3,8 @@
 //! Owns: how many pieces of a kind are done at once, and whose is next. Invariant: no kind waits for another's. What reads prompts goes on
 //! while every thread for files waits for a disk, and the other way round. Each kind is fair between tenants.
 //!
-//! The threads are the runtime's, whose number is the sum of all kinds (`serve::runtime`): a piece that has its turn has a thread. Work
+//! The threads are the runtime's, whose number is the sum of all kinds (`serve::runtime`): a piece that has its turn has a thread; a large
+//! piece ([`fair_queue::LARGE`]) has one of its own, of low priority. Work
 //! of which there is never more than one piece (a look at the file of keys, a page of records) has no kind, and is part of [`SINGLE`].
 
 pub(crate) mod fair_queue;
@@ -18,6 +19,9 @@ pub const FILES: usize = 8;
 pub const LOOKUPS: usize = 64;
 /// Pieces that no kind counts: each of the parts that have some does one at a time.
 pub const SINGLE: usize = 16;
+
+/// How much large pieces give way (`nice`): a tenth of the share of other threads, where those want all processors.
+const LARGE_NICE: i32 = 10;
 
 /// Whose work it is that no tenant asked for.
 pub const NOBODY: TenantId = TenantId(u32::MAX);
@@ -67,12 +71,33 @@ async fn in_turn<T: Send + 'static>(
     turn: Turn<TenantId>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkLost> {
-    let done = tokio::task::spawn_blocking(move || {
+    let is_large = turn.is_large();
+    let work = move || {
         // Held until the work is done, even when nobody waits for it any more.
         let _turn = turn;
         work()
+    };
+    if is_large {
+        return behind_others(work).await;
+    }
+    tokio::task::spawn_blocking(work).await.map_err(|_| WorkLost)
+}
+
+/// On a thread of its own that gives way to the engine's, the event loop and small pieces: those take microseconds, and where they want its
+/// processor they would wait for milliseconds. Where processors are busy with prompts, a tenth of one reads a text faster than it is computed.
+async fn behind_others<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, WorkLost> {
+    let (done, result) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("folio-large".into()).spawn(move || {
+        // Of this thread alone, on Linux.
+        if cfg!(target_os = "linux") {
+            let nice =
+                rustix::process::getpriority_process(None).map_or(LARGE_NICE, |nice| nice.max(LARGE_NICE));
+            let _ = rustix::process::setpriority_process(None, nice);
+        }
+        let _ = done.send(work());
     });
-    done.await.map_err(|_| WorkLost)
+    thread.map_err(|_| WorkLost)?;
+    result.await.map_err(|_| WorkLost)
 }
 
 #[cfg(test)]
@@ -80,6 +105,19 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_large_piece_gives_way_and_a_small_one_does_not() {
+        let pool = Pool::new(2, 2);
+        let nice = || rustix::process::getpriority_process(None).expect("a priority");
+        let of = async |cost| pool.run(NOBODY, cost, nice).await.unwrap().unwrap();
+        let (small, large) = (of(1).await, of(fair_queue::LARGE as usize + 1).await);
+        assert_eq!((small, of(1).await), (nice(), nice()), "and so are small ones behind it");
+        assert_eq!(large, if cfg!(target_os = "linux") { small.max(LARGE_NICE) } else { small });
+        let lost = pool.finish(NOBODY, usize::MAX, || panic!("as it may")).await;
+        assert!(lost.is_err_and(|_: WorkLost| true));
+        assert_eq!(of(usize::MAX).await, large, "its turn came back");
+    }
 
     #[tokio::test]
     async fn no_kind_waits_for_another_and_what_was_let_in_is_not_refused() {
