@@ -7,7 +7,7 @@ use folio_engine::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput, StepPl
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
     Executor, FinishReason, Guide, Micros, ModelExecutor, Restricted, Rules, RulesRef, Scheduler,
-    SchedulerConfig, Driver, turn,
+    SchedulerConfig, StepDriver, turn,
 };
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_sim::rules::HashRules;
@@ -209,7 +209,7 @@ struct Masked {
     guided_under_way: bool,
 }
 
-impl Driver for Masked {
+impl StepDriver for Masked {
     fn now(&mut self) -> Micros {
         self.told.0.store(false, Ordering::Relaxed);
         self.now.0 += 1000;

@@ -12,7 +12,7 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
     EngineParts, Event, EventFeed, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams,
-    Scheduler, SchedulerConfig, Driver, SystemClock, turn,
+    Scheduler, SchedulerConfig, StepDriver, SystemClock, turn,
 };
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TableEdit, TensorView};
@@ -181,7 +181,7 @@ struct Steps {
     now: Micros,
 }
 
-impl Driver for Steps {
+impl StepDriver for Steps {
     fn now(&mut self) -> Micros {
         self.now.0 += 1000;
         self.now
