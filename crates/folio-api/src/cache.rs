@@ -11,13 +11,14 @@ const KEY_BYTES_MAX: usize = 256;
 /// 30 days.
 const TTL_S_MAX: u64 = 30 * 24 * 3600;
 /// What `prompt_cache_retention: "24h"` means.
-const LONG: Retention = Retention { priority: Some(75), ttl_us: Some(24 * 3600 * 1_000_000), pin: None };
+const LONG: RetentionOptions =
+    RetentionOptions { priority: Some(75), ttl_us: Some(24 * 3600 * 1_000_000), pin: None };
 /// The highest that a request may ask for.
 pub const PRIORITY_MAX: u8 = 100;
 
 /// Priority, time to live and pin, as far as they are given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retention {
+pub struct RetentionOptions {
     pub priority: Option<u8>,
     pub ttl_us: Option<u64>,
     pub pin: Option<bool>,
@@ -27,14 +28,14 @@ pub struct Retention {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheOptions {
     /// For the whole prompt.
-    pub whole: Option<Retention>,
+    pub whole: Option<RetentionOptions>,
     /// Of the prompt's tokens: start included, end not.
-    pub ranges: Vec<((u32, u32), Retention)>,
+    pub ranges: Vec<((u32, u32), RetentionOptions)>,
     /// `prompt_cache_key`: under which hits are accounted.
     pub key: Option<String>,
 }
 
-impl Retention {
+impl RetentionOptions {
     /// Takes `priority`, `ttl` and `pin`.
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let priority = fields.take("priority")?;
@@ -89,8 +90,8 @@ impl CacheOptions {
             return Err(ApiError::invalid("prompt_cache_retention", message));
         }
         let mut cache = Fields::of_value(raw, path)?;
-        let whole = Retention::read(&mut cache)?;
-        options.whole = (whole != Retention::default()).then_some(whole);
+        let whole = RetentionOptions::read(&mut cache)?;
+        options.whole = (whole != RetentionOptions::default()).then_some(whole);
         let ranges = cache.list("ranges")?.unwrap_or_default();
         if ranges.len() > RANGES_MAX {
             let path = cache.path("ranges");
@@ -100,7 +101,7 @@ impl CacheOptions {
         for (index, raw) in ranges.into_iter().enumerate() {
             let mut range = Fields::of_value(raw, cache.path(&format!("ranges[{index}]")))?;
             let tokens = range.require::<(u32, u32)>("tokens")?;
-            options.ranges.push((tokens, Retention::read(&mut range)?));
+            options.ranges.push((tokens, RetentionOptions::read(&mut range)?));
             range.finish(&[])?;
         }
         cache.finish(&[])?;
@@ -109,7 +110,7 @@ impl CacheOptions {
 }
 
 /// `None`: nothing beyond what every prompt gets.
-fn long(fields: &mut Fields) -> Result<Option<Retention>, ApiError> {
+fn long(fields: &mut Fields) -> Result<Option<RetentionOptions>, ApiError> {
     match fields.take::<String>("prompt_cache_retention")?.as_deref() {
         None | Some("in_memory" | "in-memory") => Ok(None),
         Some("24h") => Ok(Some(LONG)),

@@ -28,7 +28,7 @@ impl Conversation {
 
 /// A request for an answer to a conversation.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct ConversationRequest {
     pub generation: Generation,
     pub conversation: Conversation,
     /// What was thought is part of the answer.

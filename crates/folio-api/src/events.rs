@@ -12,7 +12,7 @@ use folio_text::OutputEvent;
 use crate::error::ApiError;
 
 /// Where a streamed answer's events go.
-pub trait EventSink {
+pub trait StreamSink {
     fn send(&self, json: &str);
     /// An event with a name, where the framing has such.
     fn named(&self, name: &str, json: &str);
@@ -194,7 +194,7 @@ pub struct PromptReport {
 /// Writes one response.
 pub trait Writer: Send {
     /// The prompt was computed; choice `index` begins.
-    fn opening(&mut self, index: u32, prompt: &PromptReport, usage: Usage, events: &dyn EventSink);
+    fn opening(&mut self, index: u32, prompt: &PromptReport, usage: Usage, events: &dyn StreamSink);
     /// More of a choice; with `finish`, the last of it.
     fn delta(
         &mut self,
@@ -202,12 +202,12 @@ pub trait Writer: Send {
         delta: &Delta,
         finish: Option<&Finish>,
         usage: Usage,
-        events: &dyn EventSink,
+        events: &dyn StreamSink,
     );
     /// All choices are complete.
-    fn closing(&mut self, usage: Usage, events: &dyn EventSink);
+    fn closing(&mut self, usage: Usage, events: &dyn StreamSink);
     /// The stream ends with an error.
-    fn failed(&mut self, error: &ApiError, events: &dyn EventSink);
+    fn failed(&mut self, error: &ApiError, events: &dyn StreamSink);
     /// The response that is not streamed.
     fn whole(&mut self, choices: &[Finished], usage: Usage) -> String;
     /// About how many bytes are copied where the answer begins, ends or fails, beside what is given: what of the request and of the answer
@@ -220,7 +220,7 @@ pub trait Writer: Send {
         0
     }
     /// Writes what was put off because it is long. `closing` does so too.
-    fn catch_up(&mut self, _events: &dyn EventSink) {}
+    fn catch_up(&mut self, _events: &dyn StreamSink) {}
     /// Sent on an idle stream.
     fn keep_alive(&self) -> &'static str {
         KEEP_ALIVE

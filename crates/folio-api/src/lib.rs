@@ -1,7 +1,7 @@
 //! The APIs as data: what requests of OpenAI's, Anthropic's and Ollama's say, in one neutral form, and how answers are written for each.
 //!
 //! Owns: JSON, its limits, the names and shapes of fields, and every refusal's words. Must never: know of HTTP, of the engine, or of who
-//! asks. A reader gets the body and a [`Context`]; a writer gets [`events`] and an [`EventSink`](events::EventSink). So everything here is
+//! asks. A reader gets the body and a [`Context`]; a writer gets [`events`] and an [`StreamSink`](events::StreamSink). So everything here is
 //! tested without a socket.
 //!
 //! Invariant: every parameter is honoured, refused by a 400 that names it ([`refused`]), or a listed hint ([`hints`]).

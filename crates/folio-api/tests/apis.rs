@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::merged;
-use folio_api::conversation::Request;
-use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Times, Usage, Writer};
+use folio_api::conversation::ConversationRequest;
+use folio_api::events::{Delta, Finish, Finished, PromptReport, StreamSink, Times, Usage, Writer};
 use folio_api::hints::HintPolicy;
 use folio_api::openapi::tables::{self, Body};
 use folio_api::responses::History;
@@ -39,7 +39,7 @@ impl History for Past {
     }
 }
 
-fn chat(body: Value) -> Result<Request, ApiError> {
+fn chat(body: Value) -> Result<ConversationRequest, ApiError> {
     openai::chat::read(body.to_string().as_bytes(), &context())
 }
 
@@ -47,13 +47,13 @@ fn response(body: Value) -> Result<responses::ResponsesRequest, ApiError> {
     responses::ResponsesRequest::read(body.to_string().as_bytes(), &context(), &Past, "resp_2")
 }
 
-fn message(mut body: Value) -> Result<Request, ApiError> {
+fn message(mut body: Value) -> Result<ConversationRequest, ApiError> {
     body["max_tokens"] = json!(10);
     anthropic::MessagesRequest::read(body.to_string().as_bytes(), &context()).map(|read| read.request)
 }
 
 /// The request's beginning in each API's spelling, and how to read it.
-type Spelling = (Value, fn(Value) -> Result<Request, ApiError>);
+type Spelling = (Value, fn(Value) -> Result<ConversationRequest, ApiError>);
 
 fn spellings() -> [Spelling; 3] {
     [
@@ -75,7 +75,7 @@ fn three_spellings_of_one_request_are_one_request() {
         json!({"tools": [{"name": "add", "description": "Adds.", "input_schema": schema, "strict": true}],
             "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": true}}),
     ];
-    let read: Vec<Request> = spellings()
+    let read: Vec<ConversationRequest> = spellings()
         .into_iter()
         .zip(tools)
         .map(|((begin, read), tools)| read(merged(begin, tools)).expect("a request"))
@@ -230,7 +230,7 @@ fn every_field_of_the_tables_is_read_or_refused_by_name() {
 #[derive(Default)]
 struct Gathered(RefCell<Vec<Value>>);
 
-impl EventSink for Gathered {
+impl StreamSink for Gathered {
     fn send(&self, json: &str) {
         self.0.borrow_mut().push(serde_json::from_str(json).unwrap_or_else(|_| json.into()));
     }

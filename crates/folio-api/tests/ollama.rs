@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::merged;
 use folio_api::conversation::Conversation;
 use folio_api::events::{
-    Delta, EventSink, Finish, Finished, Framing, Scored, Times, TokenLogprobs, Usage, Writer,
+    Delta, Finish, Finished, Framing, Scored, StreamSink, Times, TokenLogprobs, Usage, Writer,
 };
 use folio_api::hints::{Api, HINTS};
 use folio_api::ollama::{self, LineWriter, OllamaRequest, PromptSource};
@@ -301,7 +301,7 @@ fn a_format_is_a_schema() {
 #[derive(Default)]
 struct Lines(RefCell<Vec<Value>>);
 
-impl EventSink for Lines {
+impl StreamSink for Lines {
     fn send(&self, json: &str) {
         assert!(!json.contains('\n'));
         self.0.borrow_mut().push(serde_json::from_str(json).unwrap());

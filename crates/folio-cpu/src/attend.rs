@@ -26,7 +26,7 @@ use folio_model::backend::{HOLE, KvFormat};
 use folio_model::tables::BlockTables;
 
 use crate::attention::Shape;
-use crate::kv::{GROUP, KvCache, rotate};
+use crate::kv::{GROUP, KvPages, rotate};
 use crate::memory::Rows;
 use crate::simd::{Isa, LANES, Simd, Task, dispatch, exp, exp_one, filled, ints, tanh};
 use floats::{KvBf16, KvF16, KvF32, KvFp8, OfFloats};
@@ -106,7 +106,7 @@ pub(crate) struct Attend<'a> {
     pub(crate) window: Window,
     /// One per query head.
     pub(crate) sinks: Option<&'a [f32]>,
-    pub(crate) cache: &'a KvCache,
+    pub(crate) cache: &'a KvPages,
     /// The cache group: which of a sequence's block tables is meant.
     pub(crate) group: usize,
     pub(crate) layer: u32,

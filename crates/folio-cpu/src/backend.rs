@@ -18,14 +18,14 @@ use crate::attention::{AttentionPlan, Shape};
 use crate::error::CpuError;
 use crate::experts::{self, ExpertBuffers};
 use crate::groups::Groups;
-use crate::kv::{KvCache, SharedBlocks};
+use crate::kv::{KvPages, SharedBlocks};
 use crate::latent;
 use crate::linear::{SCRATCH, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
 use crate::packed_file::{PackedFile, PackedWeights};
 use crate::plain::Kind;
-use crate::pool::{Claims, Pool};
+use crate::pool::{Claims, ThreadPool};
 use crate::quant::quantize::Quantize;
 use crate::simd::dot::COLUMNS;
 use crate::simd::{Isa, LANES};
@@ -51,7 +51,7 @@ pub struct Quantized {
 /// The decoder on the processors of this machine.
 pub struct CpuBackend {
     isa: Isa,
-    pool: Pool,
+    pool: ThreadPool,
     quantize: Option<Quantize>,
     /// Matrices that [`CpuBackend::quantize_weights`] quantized, and left plain.
     quantized: Quantized,
@@ -59,7 +59,7 @@ pub struct CpuBackend {
     vectors: Vec<(usize, Vec<f32>)>,
     model: Option<Model>,
     /// One per cache group.
-    caches: Vec<KvCache>,
+    caches: Vec<KvPages>,
     pools: Vec<PoolSize>,
     tables: BlockTables,
     written: Written,
@@ -87,7 +87,7 @@ impl CpuBackend {
             Some(isa) => isa.checked()?,
             None => Isa::from_env()?,
         };
-        let pool = Pool::new(options.threads.unwrap_or_else(Self::detect_threads))?;
+        let pool = ThreadPool::new(options.threads.unwrap_or_else(Self::detect_threads))?;
         Ok(Self {
             isa,
             pool,
@@ -298,7 +298,7 @@ impl Backend for CpuBackend {
         check::layout(layout, blocks, &model.program)?;
         self.caches.clear(); // gives the old memory back first
         for (group, &blocks) in layout.groups.iter().zip(blocks) {
-            self.caches.push(KvCache::new(group.clone(), blocks).map_err(device)?);
+            self.caches.push(KvPages::new(group.clone(), blocks).map_err(device)?);
         }
         self.pools = PoolSize::of(layout, blocks);
         // Rows that may be taken back leave states of their own.

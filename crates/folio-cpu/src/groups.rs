@@ -15,7 +15,7 @@ use crate::memory::Rows;
 use crate::packed::PackedMatrix;
 use crate::plain::{self, Kind};
 use crate::pool::Split;
-use crate::quant::activations::{Layout, Quantize};
+use crate::quant::activations::{ActivationLayout, Quantize};
 use crate::quant::tile::Needs;
 use crate::rows::InverseRms;
 use crate::simd::dot::COLUMNS;
@@ -74,7 +74,7 @@ pub(crate) struct Groups<'a> {
     tokens: usize,
     pub(crate) count: usize,
     cols: usize,
-    layout: Option<Layout>,
+    layout: Option<ActivationLayout>,
     /// Which of the model's columns each packed column is, where the weights have an order of their own.
     order: Option<&'a [u32]>,
 }
@@ -91,7 +91,7 @@ impl<'a> Groups<'a> {
         let count = tokens.div_ceil(limit);
         let layout = needs.map(|needs| {
             let slots = needs.slots(tokens.div_ceil(count.max(1)));
-            Layout { slots, halves: needs.halves }
+            ActivationLayout { slots, halves: needs.halves }
         });
         Self { tokens, count, cols: weight.cols, layout, order: weight.order.as_deref() }
     }
@@ -107,7 +107,7 @@ impl<'a> Groups<'a> {
     }
 
     /// Of integers; `None` with weights that are floats.
-    pub(crate) fn layout(&self) -> Option<Layout> {
+    pub(crate) fn layout(&self) -> Option<ActivationLayout> {
         self.layout
     }
 

@@ -48,7 +48,7 @@ pub(crate) enum Half {
 }
 
 #[derive(Debug)]
-pub(crate) struct KvCache {
+pub(crate) struct KvPages {
     pub(crate) group: KvGroup,
     pub(crate) blocks: usize,
     /// Where the pages of each layer begin inside a block, in bytes.
@@ -61,7 +61,7 @@ pub(crate) struct KvCache {
 pub(crate) struct SharedBlocks(Vec<(Arc<HugeBuffer>, usize)>);
 
 impl SharedBlocks {
-    pub(crate) fn of(caches: &[KvCache]) -> Self {
+    pub(crate) fn of(caches: &[KvPages]) -> Self {
         Self(caches.iter().map(|cache| (cache.memory.clone(), cache.block_bytes)).collect())
     }
 
@@ -93,7 +93,7 @@ impl BlockMemory for SharedBlocks {
     }
 }
 
-impl KvCache {
+impl KvPages {
     /// `blocks` zeroed blocks. The caller checked the layout: even `head_dim`, `block_tokens` a multiple of [`GROUP`].
     pub(crate) fn new(group: KvGroup, blocks: usize) -> Result<Self, CpuError> {
         let mut block_bytes = 0;

@@ -2,7 +2,7 @@
 //!
 //! What goes in: tensors as they lie in a checkpoint, a decoder [`Program`](folio_model::program::Program), batches. What
 //! comes out: logits. Look for [`CpuBackend`] (the `Backend` trait), `step` (which worker does what), `linear` and `attend`
-//! (the two kernels that take all the time), `quant` (quantized weights), `simd` (instruction sets), [`Pool`], and [`machine`] (measured limits).
+//! (the two kernels that take all the time), `quant` (quantized weights), `simd` (instruction sets), [`ThreadPool`], and [`machine`] (measured limits).
 //!
 //! **Architecture Invariant:** the bits of a row depend on (token, absolute position, cached bits, weights). Not on its
 //! neighbours, the number of rows, the worker, the number of workers, or the instruction set.
@@ -38,7 +38,7 @@ mod threads;
 pub use backend::{CpuBackend, CpuOptions, Quantized};
 pub use error::CpuError;
 pub use memory::trim_heap;
-pub use pool::{Claims, MAX_THREADS, Pool, Worker};
+pub use pool::{Claims, MAX_THREADS, ThreadPool, Worker};
 pub use quant::quantize::Quantize;
 pub use simd::Isa;
 

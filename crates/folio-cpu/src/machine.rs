@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::backend::CpuBackend;
 use crate::error::CpuError;
 use crate::memory::HugeBuffer;
-use crate::pool::{Claims, Pool};
+use crate::pool::{Claims, ThreadPool};
 use crate::simd::{Isa, LANES, Simd, Task, dispatch, dot};
 
 /// Bytes streamed by one measurement.
@@ -54,9 +54,9 @@ impl Machine {
             Some(isa) => isa.checked()?,
             None => Isa::from_env()?,
         };
-        let buffer = buffer(&mut Pool::new(threads.iter().copied().max().unwrap_or(1))?)?;
+        let buffer = buffer(&mut ThreadPool::new(threads.iter().copied().max().unwrap_or(1))?)?;
         let measure = |&threads: &usize| {
-            let mut pool = Pool::new(threads)?;
+            let mut pool = ThreadPool::new(threads)?;
             Ok(Self {
                 threads,
                 isa,
@@ -70,7 +70,7 @@ impl Machine {
 }
 
 /// More than any cache holds. Its pages exist: untouched ones would all map to one page of zeros.
-fn buffer(pool: &mut Pool) -> Result<HugeBuffer, CpuError> {
+fn buffer(pool: &mut ThreadPool) -> Result<HugeBuffer, CpuError> {
     let buffer = HugeBuffer::zeroed(BUFFER_BYTES)?;
     let claims = Claims::default();
     pool.run(&|_| {
@@ -85,7 +85,7 @@ fn buffer(pool: &mut Pool) -> Result<HugeBuffer, CpuError> {
 /// Bytes per second of reading these buffers, one after another: the limit of decoding where memory is not everywhere
 /// equally fast, as on a virtual machine whose memory lies on two nodes of its host. The ends of buffers that are not whole
 /// turns of the reader are left out. Zero if nothing is left.
-pub(crate) fn read_rate(pool: &mut Pool, isa: Isa, buffers: &[&HugeBuffer]) -> Result<f64, CpuError> {
+pub(crate) fn read_rate(pool: &mut ThreadPool, isa: Isa, buffers: &[&HugeBuffer]) -> Result<f64, CpuError> {
     let pieces: Vec<(usize, Range<usize>)> = buffers
         .iter()
         .enumerate()
@@ -161,7 +161,7 @@ impl Task for Read {
 }
 
 /// Floating point operations per second of all workers on independent chains in registers.
-fn multiply_rate(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
+fn multiply_rate(pool: &mut ThreadPool, isa: Isa) -> Result<f64, CpuError> {
     let rounds = if isa == Isa::Scalar { 20_000 } else { 4_000_000 };
     let mut best = 0f64;
     for _ in 0..PASSES {
@@ -199,7 +199,7 @@ impl Task for Multiply {
 }
 
 /// Integer operations per second of all workers on independent chains in registers.
-fn int8_rate(pool: &mut Pool, isa: Isa) -> Result<f64, CpuError> {
+fn int8_rate(pool: &mut ThreadPool, isa: Isa) -> Result<f64, CpuError> {
     let rounds = if isa == Isa::Scalar { 100_000 } else { 2_000_000 };
     let mut best = 0f64;
     for _ in 0..PASSES {
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn small_weights_have_a_read_rate_and_no_weights_have_none() {
-        let mut pool = Pool::new(2).expect("pool");
+        let mut pool = ThreadPool::new(2).expect("pool");
         let isa = Isa::from_env().expect("an instruction set");
         let buffers = [100, 4096, 3 * TURN_BYTES].map(|bytes| HugeBuffer::zeroed(bytes).expect("memory"));
         let [empty, some, more] = &buffers;
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_multiply_rate_is_measured_for_every_instruction_set() {
-        let mut pool = Pool::new(2).expect("pool");
+        let mut pool = ThreadPool::new(2).expect("pool");
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             let rate = multiply_rate(&mut pool, isa).expect("a rate");
             assert!(rate.is_finite() && rate > 0.0, "{isa:?}");

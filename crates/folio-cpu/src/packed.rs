@@ -25,7 +25,7 @@ use crate::error::CpuError;
 use crate::fp8;
 use crate::memory::HugeBuffer;
 use crate::plain::{Float, Kind};
-use crate::pool::{Claims, Pool};
+use crate::pool::{Claims, ThreadPool};
 use crate::quant::pack::{PackRecord, ReadRow, Size};
 use crate::quant::quantize::{Quantize, QuantizeBlock};
 use crate::quant::with_form;
@@ -79,7 +79,7 @@ impl PackedMatrix {
     pub(crate) fn pack(
         parts: &[TensorView<'_>],
         quantize: Option<QuantizeWith>,
-        pool: &mut Pool,
+        pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         let order = parts[0].order.map(Box::from);
         let mut matrix = Self { rows: 0, cols: parts[0].shape[1], segments: Vec::new(), order };
@@ -133,7 +133,7 @@ impl Segment {
         parts: &[TensorView<'_>],
         quantize: Option<QuantizeWith>,
         first_row: usize,
-        pool: &mut Pool,
+        pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         let rows = parts.iter().map(|p| p.shape[0]).sum();
         let cols = parts[0].shape[1];
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn every_row_is_found_again_in_every_dtype_and_shape() {
-        let mut pool = Pool::new(2).expect("pool");
+        let mut pool = ThreadPool::new(2).expect("pool");
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for (first, second, cols) in [(1, 0, 1), (16, 0, 2), (5, 30, 7), (33, 16, 64)] {
                 let value = |i: usize| (i % 200) as f32 * 0.5 - 50.0;

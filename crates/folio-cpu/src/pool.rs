@@ -1,7 +1,7 @@
 //! The thread pool: every worker runs the same function, once per step, with barriers inside.
 //!
 //! Owns: threads, the wake-up of a step, [`Worker::barrier`], [`Claims`]. Must never: know what is computed, allocate per
-//! step, or use more threads than it was made with. The caller of [`Pool::run`] is worker 0.
+//! step, or use more threads than it was made with. The caller of [`ThreadPool::run`] is worker 0.
 //!
 //! # States and who may touch them
 //!
@@ -191,13 +191,13 @@ impl Claims {
 }
 
 /// Threads that wait for steps.
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `count` workers: the caller and `count - 1` threads.
     pub fn new(count: usize) -> Result<Self, CpuError> {
         if count == 0 || count > MAX_THREADS {
@@ -215,7 +215,7 @@ impl Pool {
             panic: Mutex::new(None),
             count,
         });
-        let mut pool = Pool { shared, threads: Vec::new(), handles: Vec::new() };
+        let mut pool = ThreadPool { shared, threads: Vec::new(), handles: Vec::new() };
         for index in 1..count {
             let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new()
@@ -270,7 +270,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.quit.store(true, Ordering::Relaxed);
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn every_worker_runs_every_job_once() {
         for count in [1, 2, 3, 8] {
-            let mut pool = Pool::new(count).expect("pool");
+            let mut pool = ThreadPool::new(count).expect("pool");
             let runs: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
             for round in 1..=2000 {
                 pool.run(&|w| {
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_barrier_separates_what_is_before_from_what_is_after() {
-        let mut pool = Pool::new(4).expect("pool");
+        let mut pool = ThreadPool::new(4).expect("pool");
         let slots: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         pool.run(&|w| {
             for round in 1..=5000 {
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_the_pool_lives_on() {
-        let mut pool = Pool::new(3).expect("pool");
+        let mut pool = ThreadPool::new(3).expect("pool");
         for victim in [0, 1, 2] {
             let result = pool.run(&|w| {
                 w.barrier();
@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn shares_and_claims_cover_everything_once() {
-        let mut pool = Pool::new(3).expect("pool");
+        let mut pool = ThreadPool::new(3).expect("pool");
         for total in [0, 1, 15, 16, 17, 1000] {
             let hits: Vec<AtomicUsize> = (0..total).map(|_| AtomicUsize::new(0)).collect();
             let (claims, shrinking) = (Claims::default(), Claims::default());
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_pool_of_no_threads_is_refused() {
-        assert!(matches!(Pool::new(0), Err(CpuError::Threads(0))));
-        assert!(matches!(Pool::new(MAX_THREADS + 1), Err(CpuError::Threads(_))));
+        assert!(matches!(ThreadPool::new(0), Err(CpuError::Threads(0))));
+        assert!(matches!(ThreadPool::new(MAX_THREADS + 1), Err(CpuError::Threads(_))));
     }
 }

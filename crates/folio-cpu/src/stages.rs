@@ -1,6 +1,6 @@
 //! What a program becomes before it runs.
 //!
-//! Owns: which operations are joined ([`Stage`]), and where row buffers lie ([`Layout`]). Must never: change what an
+//! Owns: which operations are joined ([`Stage`]), and where row buffers lie ([`BufferLayout`]). Must never: change what an
 //! operation computes, or know how.
 //!
 //! Workers wait for each other after every stage, and at one token a wait costs as much as a small operation. So a product
@@ -122,7 +122,7 @@ impl Stage {
 
 /// Where buffers lie in one piece of memory.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Layout {
+pub(crate) struct BufferLayout {
     /// First value of each buffer; of those that no stage touches it is 0 and means nothing.
     pub(crate) starts: Vec<usize>,
     /// First value of the logits, which lie over what only the body needs.
@@ -133,13 +133,13 @@ pub(crate) struct Layout {
 
 /// Places buffers of `sizes` values and the logits, each at the lowest place where nothing lies that is needed at the same
 /// time; of a few orders the one that takes the least.
-pub(crate) fn layout(program: &Program, stages: &[Stage], sizes: &[usize], logits: usize) -> Layout {
+pub(crate) fn layout(program: &Program, stages: &[Stage], sizes: &[usize], logits: usize) -> BufferLayout {
     let together = together(program, stages, sizes.len());
     // The logits are one more buffer, the last.
     let sizes = &[sizes, &[logits]].concat()[..];
     let neighbours = |buf: usize| together[buf].iter().filter(|&&b| b).count();
     let mut order: Vec<usize> = (0..sizes.len()).filter(|&buf| together[buf][buf]).collect();
-    let mut best: Option<Layout> = None;
+    let mut best: Option<BufferLayout> = None;
     for descending in [true, false] {
         for neighbours_first in [true, false] {
             order.sort_by_key(|&buf| {
@@ -157,8 +157,8 @@ pub(crate) fn layout(program: &Program, stages: &[Stage], sizes: &[usize], logit
     best
 }
 
-fn placed(order: &[usize], sizes: &[usize], together: &[Vec<bool>]) -> Layout {
-    let mut layout = Layout { starts: vec![0; sizes.len()], ..Layout::default() };
+fn placed(order: &[usize], sizes: &[usize], together: &[Vec<bool>]) -> BufferLayout {
+    let mut layout = BufferLayout { starts: vec![0; sizes.len()], ..BufferLayout::default() };
     for (done, &buf) in order.iter().enumerate() {
         let others = order[..done].iter().filter(|&&other| together[buf][other]);
         let mut taken: Vec<_> =
@@ -290,7 +290,7 @@ mod tests {
     }
 
     /// Who wrote each value of the memory last.
-    fn run(program: &Program, stages: &[Stage], layout: &Layout) {
+    fn run(program: &Program, stages: &[Stage], layout: &BufferLayout) {
         let place = |buf: Buf| {
             let start = layout.starts[buf.0 as usize];
             start..start + program.buffers[buf.0 as usize]
@@ -332,6 +332,6 @@ mod tests {
             run(&program, &alone, &layout);
             assert_eq!(layout.values, 4 + 4 + 9, "normed and inner are needed together");
         }
-        assert_eq!(layout(&Program::default(), &[], &[], 0), Layout::default());
+        assert_eq!(layout(&Program::default(), &[], &[], 0), BufferLayout::default());
     }
 }

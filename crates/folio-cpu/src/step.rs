@@ -17,7 +17,7 @@ use crate::attend::{Attend, Window};
 use crate::attention::{AttentionPlan, Shape};
 use crate::experts::{ExpertBuffers, Mixture};
 use crate::groups::{Groups, Source};
-use crate::kv::{Half, KvCache};
+use crate::kv::{Half, KvPages};
 use crate::linear::{Linear, Share, TILE_ROWS, Then, rows_of_heads};
 use crate::memory::{Floats, HugeBuffer, Rows};
 use crate::packed::PackedMatrix;
@@ -67,7 +67,7 @@ pub(crate) struct Step<'a> {
     pub(crate) vectors: &'a [(usize, Vec<f32>)],
     pub(crate) buffers: &'a Buffers,
     pub(crate) max_position: usize,
-    pub(crate) caches: &'a [KvCache],
+    pub(crate) caches: &'a [KvPages],
     pub(crate) tables: &'a BlockTables,
     /// One for each window and shape of heads.
     pub(crate) plans: &'a [AttentionPlan],

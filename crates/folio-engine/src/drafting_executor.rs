@@ -27,7 +27,7 @@ use crate::plan::{
     StepOutput, StepPlan, TableChange, Want,
 };
 use crate::request::SamplingParams;
-pub use agreement::{Agreement, Pool, Questions, Room, agreement};
+pub use agreement::{Agreement, AgreementLimits, PoolShape, Questions, agreement};
 use features::Features;
 
 /// See the module documentation.

@@ -36,7 +36,7 @@ use crate::request::Micros;
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
 use crate::tier::{Report, TIERS_MAX, Tier, TransferOrder};
-use crate::turn::{Driver, turn};
+use crate::turn::{StepDriver, turn};
 
 /// Nothing can be computed although something waits: look again after this long, twice as long each time up to the second. Soon at
 /// first, because a mask that was late is there soon.
@@ -279,7 +279,7 @@ struct Guarded {
     events: Option<Arc<EventFeed>>,
 }
 
-impl Driver for Guarded {
+impl StepDriver for Guarded {
     fn now(&mut self) -> Micros {
         self.clock.now()
     }

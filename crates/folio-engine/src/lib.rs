@@ -57,5 +57,5 @@ pub use tier::{
     CHUNK_BLOCKS_MAX, LoadOrder, Report, ReportSink, StoreOrder, TIERS_MAX, Tier, TierStats, TransferOrder,
     find as find_in_tiers,
 };
-pub use turn::{Driver, turn};
+pub use turn::{StepDriver, turn};
 pub use work::{Activity, StepWork, Work};

@@ -290,31 +290,19 @@ impl Sequence {
     }
 
     pub fn running(&self) -> Option<&Running> {
-        match &self.state {
-            State::Running(running) => Some(running),
-            State::Waiting(_) => None,
-        }
+        if let State::Running(running) = &self.state { Some(running) } else { None }
     }
 
     pub fn running_mut(&mut self) -> Option<&mut Running> {
-        match &mut self.state {
-            State::Running(running) => Some(running),
-            State::Waiting(_) => None,
-        }
+        if let State::Running(running) = &mut self.state { Some(running) } else { None }
     }
 
     pub fn waiting(&self) -> Option<&Waiting> {
-        match &self.state {
-            State::Waiting(waiting) => Some(waiting),
-            State::Running(_) => None,
-        }
+        if let State::Waiting(waiting) = &self.state { Some(waiting) } else { None }
     }
 
     pub fn waiting_mut(&mut self) -> Option<&mut Waiting> {
-        match &mut self.state {
-            State::Waiting(waiting) => Some(waiting),
-            State::Running(_) => None,
-        }
+        if let State::Waiting(waiting) = &mut self.state { Some(waiting) } else { None }
     }
 
     /// Its block table: also while it waits, if something is loaded of it.
@@ -505,16 +493,12 @@ pub(crate) struct Sequences {
 
 impl Sequences {
     pub fn insert(&mut self, sequence: Sequence) -> Slot {
-        match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot.0 as usize] = Some(sequence);
-                slot
-            }
-            None => {
-                self.slots.push(Some(sequence));
-                Slot(self.slots.len() as u32 - 1)
-            }
+        let slot = self.free.pop().unwrap_or(Slot(self.slots.len() as u32));
+        if slot.0 as usize == self.slots.len() {
+            self.slots.push(None);
         }
+        self.slots[slot.0 as usize] = Some(sequence);
+        slot
     }
 
     pub fn len(&self) -> usize {

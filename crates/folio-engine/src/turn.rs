@@ -11,7 +11,7 @@ use crate::scheduler::Scheduler;
 use crate::tier::TransferOrder;
 
 /// What surrounds the scheduler: a clock and an executor.
-pub trait Driver {
+pub trait StepDriver {
     fn now(&mut self) -> Micros;
 
     /// Begins `plan`, which has sequences. What goes wrong is told by its `finish`. Of the cache it may take the events.
@@ -32,7 +32,7 @@ pub trait Driver {
 pub fn turn<'a>(
     scheduler: &'a mut Scheduler,
     cache: &mut KvCache,
-    driver: &mut impl Driver,
+    driver: &mut impl StepDriver,
 ) -> &'a mut Vec<(RequestId, Event)> {
     let now = driver.now();
     while scheduler.has_room() {
@@ -51,7 +51,12 @@ pub fn turn<'a>(
     scheduler.events()
 }
 
-fn order_transfers(scheduler: &mut Scheduler, cache: &mut KvCache, driver: &mut impl Driver, now: Micros) {
+fn order_transfers(
+    scheduler: &mut Scheduler,
+    cache: &mut KvCache,
+    driver: &mut impl StepDriver,
+    now: Micros,
+) {
     let orders: Vec<TransferOrder> = scheduler.transfers().collect();
     for order in orders {
         let (ticket, lease) = match &order {

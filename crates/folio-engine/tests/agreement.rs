@@ -1,7 +1,7 @@
 //! How often a drafter says what its model says in the model's own answers: all of the time where it is given what it was made for, and hardly
 //! ever otherwise.
 
-use folio_engine::drafting_executor::{Agreement, Pool, Questions, Room, agreement};
+use folio_engine::drafting_executor::{Agreement, AgreementLimits, PoolShape, Questions, agreement};
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{DrafterModel, Executor, ModelExecutor, Reads};
 use folio_sim::{FEATURES, HeadBackend, SimBackend};
@@ -49,8 +49,8 @@ fn ask(
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Agreement {
     let as_drafter = DrafterModel { group: 1, block_tokens: 4, positions: 100, reads };
-    let pools = [Pool { block_tokens: 4, blocks }; 2];
-    let room = Room { pools: &pools, rows: ROWS, vocab };
+    let pools = [PoolShape { block_tokens: 4, blocks }; 2];
+    let room = AgreementLimits { pools: &pools, rows: ROWS, vocab };
     agreement(model, drafter, as_drafter, room, questions, goes_on).expect("both compute")
 }
 

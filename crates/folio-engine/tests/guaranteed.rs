@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use folio_engine::request::Request;
 use folio_engine::{FinishReason, SchedulerConfig};
+use folio_kv::{Quota, TenantId};
 use folio_sim::Machine;
-use folio_sim::scenario::{request, text};
+use folio_sim::scenario::{request, root, text};
 
 fn machine(guarantee_completion: bool, windows: &[(u32, u32)]) -> Machine {
     let config = SchedulerConfig {
@@ -91,6 +92,21 @@ fn better_priority_waits_for_whoever_runs_and_goes_before_whoever_waits() {
         let preemptions = machine.scheduler.counters().preemptions;
         assert_eq!((ended, preemptions == 0), (guaranteed, guaranteed), "{preemptions} preemptions");
     }
+}
+
+/// What is set aside below its ceiling is its own affair: others need room in the pool.
+#[test]
+fn a_tenant_at_its_ceiling_keeps_nobody_else_out() {
+    let mut machine = machine(true, &[]);
+    let quota = Quota { guarantee: 0, ceiling: 8 };
+    machine.cache.set_quotas(&[(TenantId(1), quota)]).expect("a division that can be");
+    // Eight blocks each: of the first tenant one, and in a pool of 24 two beside it.
+    let of = |tenant: u32, id: u64| {
+        let tenant = TenantId(tenant);
+        Request { tenant, root: root(tenant), ..request(id, &text(id as u32, 8), 24) }
+    };
+    let (preemptions, most, _) = run(&mut machine, &[of(1, 1), of(1, 2), of(0, 3), of(0, 4)]);
+    assert_eq!((preemptions, most), (0, 3));
 }
 
 #[test]

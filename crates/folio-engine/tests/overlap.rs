@@ -7,7 +7,7 @@ use folio_engine::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput, StepPl
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
     Executor, FinishReason, Guide, Micros, ModelExecutor, Restricted, Rules, RulesRef, Scheduler,
-    SchedulerConfig,
+    SchedulerConfig, StepDriver, turn,
 };
 use folio_kv::{CacheConfig, KvCache, LruLeafFirst};
 use folio_sim::rules::HashRules;
@@ -202,6 +202,35 @@ impl Guide for Told {
     }
 }
 
+/// Whose masks are there when a step is over, and not while the next is planned.
+struct Masked {
+    executor: ModelExecutor,
+    told: Told,
+    now: Micros,
+    /// Steps that were begun while one with rows of request 2 was under way.
+    behind: u32,
+    guided_under_way: bool,
+}
+
+impl StepDriver for Masked {
+    fn now(&mut self) -> Micros {
+        self.told.0.store(false, Ordering::Relaxed);
+        self.now.0 += 1000;
+        self.now
+    }
+
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &mut KvCache) {
+        self.executor.begin(plan).expect("a step");
+        self.behind += u32::from(self.guided_under_way);
+        self.guided_under_way = plan.sequences.iter().any(|sequence| sequence.id.0 == 2);
+    }
+
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        self.told.0.store(true, Ordering::Relaxed);
+        (self.now, self.executor.finish())
+    }
+}
+
 /// On a device that chooses for all others a mask is needed when its step is over, and the next step runs meanwhile.
 #[test]
 fn a_mask_that_comes_while_the_next_step_runs_is_in_time_and_nobody_waits_for_it() {
@@ -209,31 +238,22 @@ fn a_mask_that_comes_while_the_next_step_runs_is_in_time_and_nobody_waits_for_it
     let mut cache = KvCache::new(kv, Box::new(LruLeafFirst::new()));
     let mut scheduler = Scheduler::new(config()).expect("valid limits").with_overlap(2, 1);
     let backend = SimBackend::new(29, 100, 4, 64, 64).with_sampling();
-    let mut executor = ModelExecutor::new(Box::new(backend), 29, 64, 64);
+    let executor = ModelExecutor::new(Box::new(backend), 29, 64, 64);
     let (told, mut guided) = (Told::default(), plain(2, 12));
     guided.sampling.rules = Some(RulesRef(Arc::new(told.clone())));
     let requests = [plain(1, 40), guided].map(|request| request.hashed(4));
     scheduler.admit(requests, [], Micros(0));
+    let mut driver = Masked { executor, told, now: Micros(0), behind: 0, guided_under_way: false };
     let mut said = [0; 3];
-    let (mut behind, mut guided_under_way) = (0, false);
-    for step in 1..40 {
-        let now = Micros(step * 1000);
-        told.0.store(false, Ordering::Relaxed);
-        while scheduler.has_room() && !scheduler.plan(&mut cache, now).sequences.is_empty() {
-            let plan = scheduler.planned();
-            executor.begin(plan).expect("a step");
-            behind += u32::from(guided_under_way);
-            guided_under_way = plan.sequences.iter().any(|sequence| sequence.id.0 == 2);
-        }
-        told.0.store(true, Ordering::Relaxed);
-        for (id, event) in scheduler.commit(&mut cache, executor.finish(), now).drain(..) {
+    for _ in 1..40 {
+        for (id, event) in turn(&mut scheduler, &mut cache, &mut driver).drain(..) {
             if let Event::Token { token, .. } = event {
                 said[id.0 as usize] += 1;
                 assert!(id.0 != 2 || token.id < 3, "the mask binds");
             }
         }
     }
-    let counters = scheduler.counters();
+    let (counters, behind) = (scheduler.counters(), driver.behind);
     assert_eq!((counters.late_rows, said[2]), (0, 12), "{counters:?}");
     assert!(behind >= 8 && said[1] > 35, "{behind} steps were begun while its own ran, {said:?}");
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use folio_engine::EventFeed;
-use folio_events::{KvEvents, KvEventsConfig, Source};
+use folio_events::{EventSource, KvEvents, KvEventsConfig};
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, LruLeafFirst, Root, TenantId};
 
 const BLOCKS: u32 = 100_000;
@@ -27,7 +27,7 @@ fn main() -> anyhow::Result<()> {
     let json = r#"{"enable_kv_cache_events": true, "tenants": "*", "endpoint": "tcp://127.0.0.1:0"}"#;
     let config = KvEventsConfig::parse(Some(json), None)?.expect("it is on");
     let events = KvEvents::start(
-        &Source { config, feed: feed.clone() },
+        &EventSource { config, feed: feed.clone() },
         Box::new(|_| Some("".into())),
         Box::new(Vec::new),
     )?;

@@ -104,7 +104,7 @@ pub struct KvEventsConfig {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
+pub enum KvEventsConfigError {
     #[error("it is no JSON object of its fields: {0}")]
     Json(String),
     #[error("{field} {value:?}: {reason}")]
@@ -124,24 +124,26 @@ pub enum ConfigError {
 
 impl KvEventsConfig {
     /// Reads `--kv-events-config`, with the endpoint of `--kv-events-endpoint` if there is one. `None`: events are off.
-    pub fn parse(json: Option<&str>, endpoint: Option<&str>) -> Result<Option<Self>, ConfigError> {
+    pub fn parse(json: Option<&str>, endpoint: Option<&str>) -> Result<Option<Self>, KvEventsConfigError> {
         let fields: Fields = serde_json::from_str(json.unwrap_or("{}"))
-            .map_err(|error| ConfigError::Json(error.to_string()))?;
+            .map_err(|error| KvEventsConfigError::Json(error.to_string()))?;
         let publishes = match fields.publisher.as_deref() {
             None | Some("zmq") => true,
             Some("null") => false,
             Some(other) => return Err(field("publisher", other, "there are \"zmq\" and \"null\"")),
         };
         if !fields.enable_kv_cache_events || !publishes {
-            return if endpoint.is_some() { Err(ConfigError::Off) } else { Ok(None) };
+            return if endpoint.is_some() { Err(KvEventsConfigError::Off) } else { Ok(None) };
         }
         let tenants = match fields.tenants {
-            None => return Err(ConfigError::NoTenants),
+            None => return Err(KvEventsConfigError::NoTenants),
             Some(TenantsField::All(all)) if all == "*" => None,
             Some(TenantsField::All(name)) => {
                 return Err(field("tenants", &name, "give \"*\" for all, or a list of names"));
             }
-            Some(TenantsField::Named(names)) if names.is_empty() => return Err(ConfigError::NoTenants),
+            Some(TenantsField::Named(names)) if names.is_empty() => {
+                return Err(KvEventsConfigError::NoTenants);
+            }
             Some(TenantsField::Named(names)) => Some(names),
         };
         let endpoint = endpoint.or(fields.endpoint.as_deref()).unwrap_or(ENDPOINT);
@@ -149,7 +151,9 @@ impl KvEventsConfig {
             let address = address(name, text)?;
             match address.ip().is_loopback() || fields.allow_remote {
                 true => Ok(address),
-                false => Err(ConfigError::Remote { field: name, value: text.into(), port: address.port() }),
+                false => {
+                    Err(KvEventsConfigError::Remote { field: name, value: text.into(), port: address.port() })
+                }
             }
         };
         if fields.topic.len() > TOPIC_BYTES_MAX {
@@ -176,11 +180,11 @@ impl KvEventsConfig {
     }
 }
 
-fn field(field: &'static str, value: &str, reason: &str) -> ConfigError {
-    ConfigError::Field { field, value: value.into(), reason: reason.into() }
+fn field(field: &'static str, value: &str, reason: &str) -> KvEventsConfigError {
+    KvEventsConfigError::Field { field, value: value.into(), reason: reason.into() }
 }
 
-fn within(name: &'static str, value: u64, least: u64, most: u64) -> Result<u64, ConfigError> {
+fn within(name: &'static str, value: u64, least: u64, most: u64) -> Result<u64, KvEventsConfigError> {
     match (least..=most).contains(&value) {
         true => Ok(value),
         false => Err(field(name, &value.to_string(), &format!("it is not within {least} to {most}"))),
@@ -188,7 +192,7 @@ fn within(name: &'static str, value: u64, least: u64, most: u64) -> Result<u64, 
 }
 
 /// An address to listen on; ZMQ writes all of a machine's as `*`.
-fn address(name: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
+fn address(name: &'static str, text: &str) -> Result<SocketAddr, KvEventsConfigError> {
     let wrong = |reason: &str| field(name, text, reason);
     let rest = text.strip_prefix("tcp://").ok_or_else(|| wrong("only tcp://ADDRESS:PORT is spoken"))?;
     let (host, port) = rest.rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
@@ -248,8 +252,8 @@ mod tests {
         let config = r#"{"enable_kv_cache_events": true, "tenants": "*"}"#;
         let flag = |endpoint| KvEventsConfig::parse(Some(config), Some(endpoint));
         assert_eq!(flag("tcp://127.0.0.1:7").unwrap().unwrap().endpoint.port(), 7);
-        assert!(matches!(flag("tcp://*:7"), Err(ConfigError::Remote { .. })));
-        assert_eq!(KvEventsConfig::parse(None, Some("tcp://127.0.0.1:7")), Err(ConfigError::Off));
+        assert!(matches!(flag("tcp://*:7"), Err(KvEventsConfigError::Remote { .. })));
+        assert_eq!(KvEventsConfig::parse(None, Some("tcp://127.0.0.1:7")), Err(KvEventsConfigError::Off));
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod tree;
 mod wire;
 mod zmtp;
 
-pub use config::{ConfigError, EventFormat, KvEventsConfig};
+pub use config::{EventFormat, KvEventsConfig, KvEventsConfigError};
 pub use counts::{KvEventsStats, SubscriberStats};
-pub use publisher::{CacheNames, KvEvents, Owners, Source, StartError};
+pub use publisher::{CacheNames, EventSource, KvEvents, KvEventsError, Owners};
 pub use wire::{int_hash, medium_name};

@@ -29,13 +29,13 @@ pub type Owners = Box<dyn Fn() -> Vec<Owner> + Send>;
 
 /// What is to be published, and where from.
 #[derive(Clone)]
-pub struct Source {
+pub struct EventSource {
     pub config: KvEventsConfig,
     pub feed: Arc<EventFeed>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum KvEventsError {
     #[error("KV events: {field} {address} cannot be listened on: {error}")]
     Listen { field: &'static str, address: SocketAddr, error: std::io::Error },
     #[error("the threads of KV events could not be started: {0}")]
@@ -55,12 +55,12 @@ pub struct KvEvents {
 }
 
 impl KvEvents {
-    pub fn start(source: &Source, told: CacheNames, owners: Owners) -> Result<Self, StartError> {
-        let Source { config, feed } = source;
+    pub fn start(source: &EventSource, told: CacheNames, owners: Owners) -> Result<Self, KvEventsError> {
+        let EventSource { config, feed } = source;
         let bind = |field, address: SocketAddr| {
             let listener = TcpListener::bind(address)
                 .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-            listener.map_err(|error| StartError::Listen { field, address, error })
+            listener.map_err(|error| KvEventsError::Listen { field, address, error })
         };
         let serving = bind("endpoint", config.endpoint)?;
         let replays = config.replay_endpoint.map(|address| bind("replay_endpoint", address)).transpose()?;

@@ -8,9 +8,9 @@
 //! so beside all promises there must be a block for each reference beyond the first ([`KvCache::shared_references`]). A promise is its
 //! holder's own affair then, and who comes to share blocks finds room for that ([`KvCache::demand`], [`KvCache::fork_demand`]).
 
-use crate::attach::Lookup;
 use crate::cache::KvCache;
 use crate::counts::GroupCounts;
+use crate::lookup::Lookup;
 use crate::table::BlockTable;
 use crate::types::HOLE;
 

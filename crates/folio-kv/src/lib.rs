@@ -8,7 +8,7 @@
 //!
 //! | module | one noun |
 //! |---|---|
-//! | `cache`, `attach` | the operations and what they promise; why copies are safe; what a hit needs |
+//! | `cache`, `lookup`, `attach` | the operations and what they promise; why copies are safe; what a hit needs |
 //! | `hash` | roots and chained block hashes, byte for byte |
 //! | `nodes` | content: hash to node, parents and children |
 //! | `pool` | storage: slots, reference counts, the free list |
@@ -41,6 +41,7 @@ mod group;
 mod hash;
 mod lease;
 mod list;
+mod lookup;
 mod nodes;
 mod policy;
 mod pool;
@@ -53,7 +54,6 @@ mod types;
 mod view;
 
 pub use account::Holdings;
-pub use attach::Lookup;
 pub use cache::{CommitRefused, KvCache};
 pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
@@ -61,6 +61,7 @@ pub use demand::Growth;
 pub use events::{CacheEvent, EventBatch};
 pub use hash::BlockHashes;
 pub use lease::{Content, Lease, Lineage, Ticket};
+pub use lookup::Lookup;
 pub use policy::{
     BlockMeta, EvictionPolicy, LearnedLifetimes, LearningSettings, LruLeafFirst, default_policy,
 };

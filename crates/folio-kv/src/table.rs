@@ -229,10 +229,6 @@ impl BlockTable {
         (self.lists[group].len() as u32).min(self.computable() / self.block_tokens(group))
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.lists[0].is_empty()
-    }
-
     /// Leading blocks of group 0 that are in the index.
     pub fn published_blocks(&self) -> u32 {
         self.published[0]

@@ -183,7 +183,7 @@ fn blocks_in_use_are_never_taken_and_grow_is_all_or_nothing() {
     let mut copies = Vec::new();
     let refused = cache.grow(&mut b, 4, &mut copies);
     assert_eq!(refused, Err(OutOfBlocks { needed: GroupCounts::full(2), available: GroupCounts::full(1) }));
-    assert!(b.is_empty() && copies.is_empty());
+    assert!(b.blocks().is_empty() && copies.is_empty());
     assert_eq!(cache.stats(), before);
     cache.check(&[&a, &b]).unwrap();
     cache.release(a, &range(0..6));
@@ -232,7 +232,7 @@ fn without_a_block_for_the_tail_only_full_blocks_are_attached() {
     let (full, copy) = cache.attach_at(&root, &tokens, 5);
     assert_eq!((full.computed(), copy.first().copied()), (4, None));
     let (none, copy) = cache.attach_at(&root, &tokens, 3);
-    assert_eq!((none.computed(), copy.first().copied(), none.is_empty()), (0, None, true));
+    assert_eq!((none.computed(), copy.first().copied(), none.blocks().is_empty()), (0, None, true));
     assert_eq!(cache.stats().queries.hit_tokens, 4);
     cache.check(&[&full, &none, &other]).unwrap();
     for (table, tokens) in [(full, &tokens[..]), (none, &[]), (other, &range(100..104))] {

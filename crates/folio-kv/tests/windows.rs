@@ -221,7 +221,7 @@ fn grow_is_all_or_nothing_over_all_groups() {
     let refused = cache.grow(&mut table, 12, &mut Vec::new());
     let available = GroupCounts::each(2, |group| [16, 2][group]);
     assert_eq!(refused, Err(OutOfBlocks { needed: GroupCounts::each(2, |_| 3), available }));
-    assert_eq!((cache.stats(), table.is_empty()), (before, true));
+    assert_eq!((cache.stats(), table.blocks().is_empty()), (before, true));
     compute(&mut cache, &mut table, &range(0..12), 8);
     // The window of position 8 starts at 1: nothing is behind it yet, so a third block is not to be had.
     assert!(cache.grow(&mut table, 9, &mut Vec::new()).is_err());

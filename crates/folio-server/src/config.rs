@@ -7,7 +7,7 @@ use std::time::Duration;
 use folio_api::RequestLimits;
 use folio_api::hints::HintPolicy;
 use folio_engine::Drafter;
-use folio_events::Source;
+use folio_events::EventSource;
 
 use crate::batch::config::BatchConfig;
 use crate::error::ServerError;
@@ -56,7 +56,7 @@ pub struct ServerConfig {
     pub limits: Limits,
     pub batch: BatchConfig,
     /// What is told to routers of what the cache holds, and of whom. `None`: nothing.
-    pub kv_events: Option<Source>,
+    pub kv_events: Option<EventSource>,
     /// Where drafts come from for a request that says nothing of it. `None`: from nowhere.
     pub speculate: Option<Drafter>,
     /// Threads of the event loop: connections, TLS, streams.

@@ -242,7 +242,7 @@ async fn the_metrics_page_is_what_is_documented() {
     let json = r#"{"enable_kv_cache_events": true, "tenants": "*", "endpoint": "tcp://127.0.0.1:0"}"#;
     let events = folio_events::KvEventsConfig::parse(Some(json), None).unwrap().unwrap();
     let feed = std::sync::Arc::new(folio_engine::EventFeed::new(1024, 16));
-    let kv_events = Some(folio_events::Source { config: events, feed });
+    let kv_events = Some(folio_events::EventSource { config: events, feed });
     let client = Client::with(ServerConfig { kv_events, ..ServerConfig::default() }, app(engine.clone()));
     client.chat(json!({"n": 2})).await;
     engine.plan(|plan| plan.reject = Some(Rejected::ShuttingDown));

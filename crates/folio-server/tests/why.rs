@@ -9,7 +9,7 @@ use common::{Client, VOCAB, app};
 use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
 use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_server::ServerConfig;
-use folio_server::why::{Demand, Rates, Roofline, StepCosts, StepShape, WhyConfig};
+use folio_server::why::{Rates, Roofline, StepCosts, StepNeeds, StepShape, WhyConfig};
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
 
@@ -172,8 +172,8 @@ async fn what_cannot_be_asked_is_refused_and_floods_pass_the_tenants_limits() {
 struct Costs;
 
 impl StepCosts for Costs {
-    fn demand(&self, step: &StepShape) -> Demand {
-        Demand { bytes: 1e6 + step.kv_positions, weights: step.rows, attention: step.attention }
+    fn demand(&self, step: &StepShape) -> StepNeeds {
+        StepNeeds { bytes: 1e6 + step.kv_positions, weights: step.rows, attention: step.attention }
     }
 }
 

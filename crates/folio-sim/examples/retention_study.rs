@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flate2::read::GzDecoder;
 use folio_kv::{EvictionPolicy, LearnedLifetimes, LearningSettings, LruLeafFirst};
-use folio_sim::retention::tiers::tiered;
+use folio_sim::retention::tiers::{StoreRule, tiered};
 use folio_sim::retention::workloads::Kind;
 use folio_sim::retention::{BlockTrace, Policy, hits, hits_with};
 
@@ -88,7 +88,7 @@ fn study(workload: &Workload) -> String {
     for (blocks, tier) in TIERS {
         line("MIN", blocks, tier, hits(trace, blocks + tier, Policy::Min), 0);
         let mut with = |what: &str, policy: Box<dyn EvictionPolicy>| {
-            let found = tiered(trace, blocks, tier, policy);
+            let found = tiered(trace, blocks, tier, policy, StoreRule::AtEnd);
             line(what, blocks, tier, found.device + found.tier, found.written);
         };
         with("LRU", Box::new(LruLeafFirst::new()));

@@ -6,8 +6,8 @@ use std::ops::Range;
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
-    CancelRequest, DrafterModel, DraftingExecutor, Driver, Executor, FinishReason, LoadOrder, Micros,
-    ModelExecutor, Reads, Request, Scheduler, SchedulerConfig, StoreOrder, TransferOrder, turn,
+    CancelRequest, DrafterModel, DraftingExecutor, Executor, FinishReason, LoadOrder, Micros, ModelExecutor,
+    Reads, Request, Scheduler, SchedulerConfig, StepDriver, StoreOrder, TransferOrder, turn,
 };
 use folio_kv::{BlockHash, BlockHashes, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
 use folio_model::backend::Backend;
@@ -126,7 +126,7 @@ impl Steps {
     }
 }
 
-impl Driver for Steps {
+impl StepDriver for Steps {
     fn now(&mut self) -> Micros {
         self.now
     }

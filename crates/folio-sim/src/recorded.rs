@@ -40,7 +40,7 @@ pub enum RecordedError {
 
 /// What was said of the whole.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct About {
+pub struct RecordedAbout {
     format: String,
     version: u64,
     #[serde(default)]
@@ -96,7 +96,7 @@ pub struct RecordedSteps {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedTrace {
-    pub about: About,
+    pub about: RecordedAbout,
     /// Ascending by arrival.
     pub requests: Vec<RecordedRequest>,
     pub steps: Vec<RecordedSteps>,
@@ -105,7 +105,7 @@ pub struct RecordedTrace {
 #[derive(Deserialize)]
 struct File {
     #[serde(rename = "otherData")]
-    about: Option<About>,
+    about: Option<RecordedAbout>,
     #[serde(rename = "traceEvents")]
     events: Vec<TraceEvent>,
 }
@@ -189,7 +189,7 @@ impl RecordedTrace {
     }
 }
 
-impl About {
+impl RecordedAbout {
     fn check(&self) -> Result<(), String> {
         for (name, value, most) in [
             ("blocks", self.blocks, u32::MAX >> 1),
@@ -211,7 +211,7 @@ impl About {
 }
 
 impl RecordedRequest {
-    fn of(event: TraceEvent, about: &About) -> Result<Self, String> {
+    fn of(event: TraceEvent, about: &RecordedAbout) -> Result<Self, String> {
         let args: RequestArgs = serde_json::from_value(event.args).map_err(|error| error.to_string())?;
         let tokens = |name: &str, value: u64, least: u64| match (least..=TOKENS_MAX).contains(&value) {
             true => Ok(value as u32),

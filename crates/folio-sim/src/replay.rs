@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams, Timing};
-use folio_engine::{Driver, FinishReason, Micros, Scheduler, SchedulerConfig, TransferOrder, turn};
+use folio_engine::{FinishReason, Micros, Scheduler, SchedulerConfig, StepDriver, TransferOrder, turn};
 use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst, TenantId};
 
 use crate::cost::StepTime;
@@ -150,7 +150,7 @@ struct TraceDevice<'a, C> {
     tier: Option<ReplayTier>,
 }
 
-impl<C: StepTime> Driver for TraceDevice<'_, C> {
+impl<C: StepTime> StepDriver for TraceDevice<'_, C> {
     fn now(&mut self) -> Micros {
         self.now
     }

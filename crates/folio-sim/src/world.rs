@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
 use folio_engine::{
-    DrafterModel, DraftingExecutor, Driver, Executor, Micros, ModelExecutor, Reads, Scheduler, TransferOrder,
+    DrafterModel, DraftingExecutor, Executor, Micros, ModelExecutor, Reads, Scheduler, StepDriver,
+    TransferOrder,
 };
 use folio_kv::{CacheConfig, KvCache, TenantId};
 use folio_model::backend::Backend;
@@ -120,7 +121,7 @@ fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor<M
     DraftingExecutor::new(model, executor(Box::new(backend), vocab), as_model, vocab)
 }
 
-impl Driver for World {
+impl StepDriver for World {
     fn now(&mut self) -> Micros {
         self.now
     }

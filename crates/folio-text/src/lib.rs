@@ -37,6 +37,6 @@ pub use template::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, Temp
 pub use token_cache::{SegmentKey, TokenCache};
 pub use tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 pub use tools::{
-    CallPlace, CallableFunction, Event as OutputEvent, ForcedPrefix, Functions, HELD_MAX, OutputParser,
-    ParserSetup, TOOL_FORMATS, ToolFormat,
+    CallPlace, CallableFunction, ForcedPrefix, Functions, HELD_MAX, OutputEvent, OutputParser, ParserSetup,
+    TOOL_FORMATS, ToolFormat,
 };

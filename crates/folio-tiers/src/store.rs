@@ -61,7 +61,7 @@ pub(crate) struct Ends {
 }
 
 #[derive(Default)]
-pub(crate) struct Counters {
+pub(crate) struct StoreCounters {
     pub bytes_written: AtomicU64,
     pub payload_written: AtomicU64,
     pub hits: AtomicU64,
@@ -86,7 +86,7 @@ pub struct DiskStore {
     ends: Mutex<Ends>,
     /// The first of them; the greatest number: nothing expires.
     first_end: AtomicU32,
-    pub(crate) counters: Counters,
+    pub(crate) counters: StoreCounters,
     pub(crate) buffers: Buffers,
     /// Why nothing is written any more.
     off: OnceLock<String>,
@@ -152,7 +152,7 @@ impl DiskStore {
             wall: Forward::new(config.clock.clone(), floor_s),
             ends: Mutex::default(),
             first_end: AtomicU32::new(u32::MAX),
-            counters: Counters::default(),
+            counters: StoreCounters::default(),
             buffers: Buffers::default(),
             off: OnceLock::new(),
             gate: RwLock::new(()),

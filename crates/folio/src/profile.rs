@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use folio_server::why::{Demand, Rates, Roofline, StepCosts, StepShape};
+use folio_server::why::{Rates, Roofline, StepCosts, StepNeeds, StepShape};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -188,7 +188,7 @@ impl Profile {
 }
 
 impl StepCosts for Costs {
-    fn demand(&self, step: &StepShape) -> Demand {
+    fn demand(&self, step: &StepShape) -> StepNeeds {
         self.step(step)
     }
 }

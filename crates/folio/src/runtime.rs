@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use folio_engine::drafting_executor::{Pool, Questions};
+use folio_engine::drafting_executor::{PoolShape, Questions};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
     Clock, DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig,
@@ -174,9 +174,11 @@ impl Runtime {
         let draft_cost = draft.as_ref().map(Draft::cost);
         let (executor, pair): (Box<dyn Executor>, _) = match draft {
             Some(draft) => {
-                let first = Pool { block_tokens: args.block_size, blocks: pool.blocks };
-                let of_group = |of: &GroupConfig| Pool { block_tokens: of.block_tokens, blocks: of.blocks };
-                let pools: Vec<Pool> = [first].into_iter().chain(pool.windows.iter().map(of_group)).collect();
+                let first = PoolShape { block_tokens: args.block_size, blocks: pool.blocks };
+                let of_group =
+                    |of: &GroupConfig| PoolShape { block_tokens: of.block_tokens, blocks: of.blocks };
+                let pools: Vec<PoolShape> =
+                    [first].into_iter().chain(pool.windows.iter().map(of_group)).collect();
                 let (name, by) = (draft.name.clone(), draft.drafter);
                 // What weights that are made up say means nothing.
                 let questions = match args.load_format {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 use folio_engine::EventFeed;
-use folio_events::{KvEventsConfig, Source};
+use folio_events::{EventSource, KvEventsConfig};
 use folio_model::GenerationConfig;
 use folio_model::adapter::{Adapter, AdapterLimits};
 use folio_model::backend::{KvFormat, KvLayout};
@@ -286,13 +286,13 @@ fn open_keyring(keyring: Option<&Path>, key: Option<&Path>) -> Result<Keyring> {
     }
 }
 
-fn kv_events(args: &ServeArgs) -> Result<Option<Source>> {
+fn kv_events(args: &ServeArgs) -> Result<Option<EventSource>> {
     let (json, endpoint) = (args.kv_events_config.as_deref(), args.kv_events_endpoint.as_deref());
     let flag = if json.is_some() { "--kv-events-config" } else { "--kv-events-endpoint" };
     let config = KvEventsConfig::parse(json, endpoint).context(flag)?;
     Ok(config.map(|config| {
         let feed = Arc::new(EventFeed::new(config.max_queue_size, args.engine.block_size));
-        Source { config, feed }
+        EventSource { config, feed }
     }))
 }
 

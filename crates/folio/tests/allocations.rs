@@ -12,7 +12,7 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
     EngineParts, Event, EventFeed, Executor, Micros, ModelExecutor, Request, RequestId, SamplingParams,
-    Scheduler, SchedulerConfig, SystemClock,
+    Scheduler, SchedulerConfig, StepDriver, SystemClock, turn,
 };
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, Root, TenantId, default_policy};
 use folio_model::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TableEdit, TensorView};
@@ -175,12 +175,34 @@ impl Backend for Same {
     }
 }
 
+/// A step of an executor every millisecond.
+struct Steps {
+    executor: ModelExecutor,
+    now: Micros,
+}
+
+impl StepDriver for Steps {
+    fn now(&mut self) -> Micros {
+        self.now.0 += 1000;
+        self.now
+    }
+
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &mut KvCache) {
+        self.executor.begin(plan).expect("it begins");
+    }
+
+    fn finish(&mut self) -> (Micros, Result<&StepOutput, ExecutorError>) {
+        (self.now, self.executor.finish())
+    }
+}
+
 /// Two steps under way, on a device that samples.
 fn overlap() {
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.01));
     let mut scheduler = Scheduler::new(SchedulerConfig::default()).expect("valid limits").with_overlap(2, 1);
-    let mut executor = ModelExecutor::new(Box::new(Same::default()), 1000, ROWS, 64);
+    let executor = ModelExecutor::new(Box::new(Same::default()), 1000, ROWS, 64);
+    let mut driver = Steps { executor, now: Micros(0) };
     let root = root();
     let requests = (0..SEQUENCES).map(|id| {
         let prompt = (0..PROMPT).map(|i| i * 37 + id as u32 * 101).collect::<Vec<_>>();
@@ -190,12 +212,8 @@ fn overlap() {
     scheduler.admit(requests, [], Micros(0));
     let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
     for step in 1..STEPS {
-        let now = Micros(u64::from(step) * 1000);
         let before = CALLS.load(Ordering::Relaxed);
-        while scheduler.has_room() && !scheduler.plan(&mut cache, now).sequences.is_empty() {
-            executor.begin(scheduler.planned()).expect("it begins");
-        }
-        scheduler.commit(&mut cache, executor.finish(), now).clear();
+        turn(&mut scheduler, &mut cache, &mut driver).clear();
         let calls = CALLS.load(Ordering::Relaxed) - before;
         if step > WARM_UP && calls > 0 {
             counted.push((step, calls));
@@ -337,7 +355,8 @@ fn evictions() {
 
 /// The built-in model decodes eight sequences.
 fn steps() {
-    let (mut executor, vocab) = executor(512);
+    let (executor, vocab) = executor(512);
+    let mut driver = Steps { executor, now: Micros(0) };
     let config = CacheConfig { blocks: 512, block_tokens: 16, bytes_per_block: 1 };
     let mut cache = KvCache::new(config, default_policy(0.01));
     let feed = listened(&mut cache, 1024);
@@ -359,11 +378,8 @@ fn steps() {
     let mut tokens = 0;
     let mut counted: Vec<(u32, u64)> = Vec::with_capacity(STEPS as usize);
     for step in 1..STEPS {
-        let now = Micros(u64::from(step) * 1000);
         let before = CALLS.load(Ordering::Relaxed);
-        let plan = scheduler.plan(&mut cache, now);
-        let output = executor.execute(plan);
-        let events = scheduler.commit(&mut cache, output, now);
+        let events = turn(&mut scheduler, &mut cache, &mut driver);
         feed.put(&mut cache);
         let calls = CALLS.load(Ordering::Relaxed) - before;
         if step > WARM_UP && calls > 0 {

@@ -25,7 +25,7 @@ const STOP: &str = "stop_sequences";
 
 /// A request for an answer.
 pub struct MessagesRequest {
-    pub request: conversation::Request,
+    pub request: conversation::ConversationRequest,
     pub breakpoints: Breakpoints,
     /// What `max_tokens` says; the context may hold less.
     pub max_tokens: u32,
@@ -44,7 +44,8 @@ impl MessagesRequest {
         let mut notes = hints.close(fields, &MESSAGE)?;
         notes.left_out = std::mem::take(&mut conversation.tools.left_out);
         (generation.constraint, generation.bounds.thinking) = (asked.constraint, asked.budget);
-        let request = conversation::Request { generation, conversation, include_reasoning, notes };
+        let request =
+            conversation::ConversationRequest { generation, conversation, include_reasoning, notes };
         Ok(Self { request, breakpoints, max_tokens })
     }
 }

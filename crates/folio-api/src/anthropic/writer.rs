@@ -11,7 +11,7 @@ use super::error;
 use crate::blocks::{BlockKind, BlockStep, Blocks};
 use crate::error::ApiError;
 use crate::events::{
-    CONTENT_FILTER, Delta, EventSink, Finish, Finished, PromptReport, StopReason, Usage, Writer,
+    CONTENT_FILTER, Delta, Finish, Finished, PromptReport, StopReason, StreamSink, Usage, Writer,
 };
 use crate::tools::arguments_object;
 
@@ -110,7 +110,7 @@ enum StreamEvent<'a> {
 }
 
 impl StreamEvent<'_> {
-    fn send(&self, events: &dyn EventSink) {
+    fn send(&self, events: &dyn StreamSink) {
         let name = match self {
             Self::MessageStart { .. } => "message_start",
             Self::ContentBlockStart { .. } => "content_block_start",
@@ -183,7 +183,7 @@ impl MessageWriter {
         MessageEnd { stop_reason: Some(stop_reason), stop_sequence, safety: finish.safety.as_ref() }
     }
 
-    fn send(&mut self, steps: Vec<BlockStep>, events: &dyn EventSink) {
+    fn send(&mut self, steps: Vec<BlockStep>, events: &dyn StreamSink) {
         for step in steps {
             let index = self.index;
             let delta = |delta| StreamEvent::ContentBlockDelta { index, delta }.send(events);
@@ -211,12 +211,12 @@ impl MessageWriter {
 }
 
 impl Writer for MessageWriter {
-    fn opening(&mut self, _: u32, _: &PromptReport, usage: Usage, events: &dyn EventSink) {
+    fn opening(&mut self, _: u32, _: &PromptReport, usage: Usage, events: &dyn StreamSink) {
         let message = self.message(Vec::new(), MessageEnd::default(), usage);
         StreamEvent::MessageStart { message }.send(events);
     }
 
-    fn delta(&mut self, _: u32, delta: &Delta, finish: Option<&Finish>, _: Usage, events: &dyn EventSink) {
+    fn delta(&mut self, _: u32, delta: &Delta, finish: Option<&Finish>, _: Usage, events: &dyn StreamSink) {
         let mut steps = Vec::new();
         delta.pieces.iter().for_each(|piece| self.blocks.push(piece, &mut steps));
         if finish.is_some() {
@@ -226,13 +226,13 @@ impl Writer for MessageWriter {
         self.send(steps, events);
     }
 
-    fn closing(&mut self, usage: Usage, events: &dyn EventSink) {
+    fn closing(&mut self, usage: Usage, events: &dyn StreamSink) {
         let end = self.finish.as_ref().map(|finish| self.end(finish)).unwrap_or_default();
         StreamEvent::MessageDelta { delta: end, usage: self.figures(usage) }.send(events);
         StreamEvent::MessageStop.send(events);
     }
 
-    fn failed(&mut self, error: &ApiError, events: &dyn EventSink) {
+    fn failed(&mut self, error: &ApiError, events: &dyn StreamSink) {
         events.named("error", &error::to_json(error, &self.request_id));
     }
 

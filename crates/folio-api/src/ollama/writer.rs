@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::error;
 use crate::error::ApiError;
-use crate::events::{Delta, EventSink, Finish, Finished, Framing, PromptReport, Times, Usage, Writer};
+use crate::events::{Delta, Finish, Finished, Framing, PromptReport, StreamSink, Times, Usage, Writer};
 use crate::openai::writer::{ChatToken, CompletionKind, chat_tokens};
 use crate::params::Generation;
 use crate::tools::arguments_object;
@@ -221,9 +221,9 @@ impl LineWriter {
 }
 
 impl Writer for LineWriter {
-    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &dyn EventSink) {}
+    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &dyn StreamSink) {}
 
-    fn delta(&mut self, _: u32, delta: &Delta, finish: Option<&Finish>, _: Usage, events: &dyn EventSink) {
+    fn delta(&mut self, _: u32, delta: &Delta, finish: Option<&Finish>, _: Usage, events: &dyn StreamSink) {
         delta.pieces.iter().for_each(|piece| self.calls.push(piece));
         if finish.is_some() {
             self.calls.end();
@@ -236,14 +236,14 @@ impl Writer for LineWriter {
         }
     }
 
-    fn closing(&mut self, usage: Usage, events: &dyn EventSink) {
+    fn closing(&mut self, usage: Usage, events: &dyn StreamSink) {
         self.catch_up(events);
         let nothing = Delta::default();
         let end = self.end(self.line(&nothing, Vec::new()), self.finish.as_ref(), usage);
         events.send(&to_json(&end));
     }
 
-    fn failed(&mut self, error: &ApiError, events: &dyn EventSink) {
+    fn failed(&mut self, error: &ApiError, events: &dyn StreamSink) {
         events.send(&error::to_json(error));
     }
 
@@ -260,7 +260,7 @@ impl Writer for LineWriter {
         self.calls.complete.iter().map(|call| call.name.len() + call.arguments.len()).sum()
     }
 
-    fn catch_up(&mut self, events: &dyn EventSink) {
+    fn catch_up(&mut self, events: &dyn StreamSink) {
         let calls = self.calls.told();
         if !calls.is_empty() {
             events.send(&to_json(&self.line(&Delta::default(), calls)));

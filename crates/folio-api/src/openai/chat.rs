@@ -1,7 +1,7 @@
 //! The request of `POST /v1/chat/completions`.
 
 use crate::context::Context;
-use crate::conversation::{Conversation, Request};
+use crate::conversation::{Conversation, ConversationRequest};
 use crate::effort::{EFFORT, Thinking};
 use crate::error::ApiError;
 use crate::fields::{Fields, within};
@@ -12,7 +12,7 @@ use crate::params::Generation;
 use crate::tools::{self, Dialect};
 
 /// Reads a request.
-pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
+pub fn read(body: &[u8], context: &Context) -> Result<ConversationRequest, ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&context.hints, Api::Chat);
     let adapter = context.adapter(&mut fields)?;
@@ -25,7 +25,7 @@ pub fn read(body: &[u8], context: &Context) -> Result<Request, ApiError> {
     generation.bounds.thinking = generation.bounds.thinking.or(budget);
     let mut notes = hints.close(fields, &CHAT)?;
     notes.left_out = std::mem::take(&mut conversation.tools.left_out);
-    Ok(Request { generation, conversation, include_reasoning, notes })
+    Ok(ConversationRequest { generation, conversation, include_reasoning, notes })
 }
 
 /// Tokens of reasoning that an effort stands for, and the field that says so.

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::error::ApiError;
 use crate::events::{
-    Delta, EventSink, Finish, Finished, Predicted, PromptReport, Scored, StopReason, TokenLogprobs, Usage,
+    Delta, Finish, Finished, Predicted, PromptReport, Scored, StopReason, StreamSink, TokenLogprobs, Usage,
     Writer,
 };
 use crate::params::{Generation, StreamOptions};
@@ -590,7 +590,7 @@ impl CompletionWriter {
 }
 
 impl Writer for CompletionWriter {
-    fn opening(&mut self, index: u32, prompt: &PromptReport, usage: Usage, events: &dyn EventSink) {
+    fn opening(&mut self, index: u32, prompt: &PromptReport, usage: Usage, events: &dyn StreamSink) {
         if let Some(json) = CompletionWriter::opening(self, index, &prompt.tokens, self.chunk_usage(usage)) {
             events.send(&json);
         }
@@ -602,19 +602,19 @@ impl Writer for CompletionWriter {
         delta: &Delta,
         finish: Option<&Finish>,
         usage: Usage,
-        events: &dyn EventSink,
+        events: &dyn StreamSink,
     ) {
         events.send(&self.chunk(index, delta, finish, self.chunk_usage(usage)));
     }
 
-    fn closing(&mut self, usage: Usage, events: &dyn EventSink) {
+    fn closing(&mut self, usage: Usage, events: &dyn StreamSink) {
         if self.stream.is_some_and(|options| options.include_usage) {
             events.send(&self.usage_chunk(usage));
         }
         events.send("[DONE]");
     }
 
-    fn failed(&mut self, error: &ApiError, events: &dyn EventSink) {
+    fn failed(&mut self, error: &ApiError, events: &dyn StreamSink) {
         events.send(&error.to_json());
         events.send("[DONE]");
     }

@@ -33,7 +33,7 @@ const SUMMARIES: &[&str] = &["auto", "concise", "detailed", "none"];
 
 /// A request that was read.
 pub struct ResponsesRequest {
-    pub request: conversation::Request,
+    pub request: conversation::ConversationRequest,
     /// The conversation without instructions, for what goes on from the answer.
     pub messages: Vec<Value>,
     /// The request's own items.
@@ -112,7 +112,8 @@ impl ResponsesRequest {
         }
         let conversation =
             Conversation { messages: all, tools, kwargs, add_generation_prompt: true, continue_final: false };
-        let request = conversation::Request { generation, conversation, include_reasoning: true, notes };
+        let request =
+            conversation::ConversationRequest { generation, conversation, include_reasoning: true, notes };
         Ok(Self {
             request,
             messages,

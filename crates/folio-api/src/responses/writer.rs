@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::items::said;
 use crate::blocks::{BlockKind, BlockStep, Blocks};
 use crate::error::ApiError;
-use crate::events::{CONTENT_FILTER, Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use crate::events::{CONTENT_FILTER, Delta, Finish, Finished, PromptReport, StreamSink, Usage, Writer};
 use crate::unix_s;
 
 /// Stores a finished response: as JSON, its output items, and the messages that it says.
@@ -135,7 +135,7 @@ impl ResponseWriter {
         }
     }
 
-    fn send(&mut self, events: Option<&dyn EventSink>, kind: &str, mut event: Value) {
+    fn send(&mut self, events: Option<&dyn StreamSink>, kind: &str, mut event: Value) {
         let Some(events) = events else { return };
         if let Some(event) = event.as_object_mut() {
             event.insert("type".into(), kind.into());
@@ -145,19 +145,19 @@ impl ResponseWriter {
     }
 
     /// An event that holds the whole response.
-    fn send_response(&mut self, events: &dyn EventSink, kind: &str, response: &str) {
+    fn send_response(&mut self, events: &dyn StreamSink, kind: &str, response: &str) {
         let number = self.sequence;
         let event = format!(r#"{{"response":{response},"sequence_number":{number},"type":"{kind}"}}"#);
         self.name(events, kind, &event);
     }
 
-    fn name(&mut self, events: &dyn EventSink, kind: &str, event: &str) {
+    fn name(&mut self, events: &dyn StreamSink, kind: &str, event: &str) {
         self.sequence += 1;
         work::add(event.len());
         events.named(kind, event);
     }
 
-    fn step(&mut self, step: BlockStep, cut: bool, events: Option<&dyn EventSink>) {
+    fn step(&mut self, step: BlockStep, cut: bool, events: Option<&dyn StreamSink>) {
         match step {
             BlockStep::Start(kind) => self.start(kind, events),
             BlockStep::Text(text) => self.more("response.output_text.delta", text, events),
@@ -167,7 +167,7 @@ impl ResponseWriter {
         }
     }
 
-    fn start(&mut self, kind: BlockKind, events: Option<&dyn EventSink>) {
+    fn start(&mut self, kind: BlockKind, events: Option<&dyn StreamSink>) {
         let index = self.output.len();
         let name = |prefix: &str| format!("{prefix}_{}_{index}", self.id.trim_start_matches("resp_"));
         let item = match &kind {
@@ -200,7 +200,7 @@ impl ResponseWriter {
         }
     }
 
-    fn more(&mut self, kind: &str, text: String, events: Option<&dyn EventSink>) {
+    fn more(&mut self, kind: &str, text: String, events: Option<&dyn StreamSink>) {
         self.text.push_str(&text);
         self.said_bytes += text.len();
         let index = self.output.len().saturating_sub(1);
@@ -217,7 +217,7 @@ impl ResponseWriter {
         self.send(events, kind, event);
     }
 
-    fn stop(&mut self, cut: bool, events: Option<&dyn EventSink>) {
+    fn stop(&mut self, cut: bool, events: Option<&dyn StreamSink>) {
         let text = std::mem::take(&mut self.text);
         let index = self.output.len().saturating_sub(1);
         let Some(item) = self.output.last_mut().filter(|_| std::mem::take(&mut self.open)) else { return };
@@ -272,7 +272,7 @@ impl ResponseWriter {
     }
 
     /// Writes what was put off, up to the end of an item that is longer than so many bytes.
-    fn write(&mut self, events: Option<&dyn EventSink>, most: usize) {
+    fn write(&mut self, events: Option<&dyn StreamSink>, most: usize) {
         while let Some((step, cut)) = self.put_off.pop_front() {
             if matches!(step, BlockStep::Stop) && self.text.len() > most {
                 self.put_off.push_front((step, cut));
@@ -291,13 +291,13 @@ fn part(item: &Value, text: &str) -> Value {
 }
 
 impl Writer for ResponseWriter {
-    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, events: &dyn EventSink) {
+    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, events: &dyn StreamSink) {
         let response = self.unfinished("in_progress");
         self.send_response(events, "response.created", &response);
         self.send_response(events, "response.in_progress", &response);
     }
 
-    fn delta(&mut self, _: u32, delta: &Delta, finish: Option<&Finish>, _: Usage, events: &dyn EventSink) {
+    fn delta(&mut self, _: u32, delta: &Delta, finish: Option<&Finish>, _: Usage, events: &dyn StreamSink) {
         // Behind an end that is put off everything is.
         let waits = !self.put_off.is_empty();
         self.take(delta, finish);
@@ -306,14 +306,14 @@ impl Writer for ResponseWriter {
         }
     }
 
-    fn closing(&mut self, usage: Usage, events: &dyn EventSink) {
+    fn closing(&mut self, usage: Usage, events: &dyn StreamSink) {
         self.catch_up(events);
         let (status, response) = self.finished(usage);
         self.keep(&response);
         self.send_response(events, &format!("response.{status}"), &response);
     }
 
-    fn failed(&mut self, error: &ApiError, events: &dyn EventSink) {
+    fn failed(&mut self, error: &ApiError, events: &dyn StreamSink) {
         let mut response = self.repeated.clone();
         response.insert("error".into(), failure(error));
         let response = self.told(response, "failed");
@@ -338,7 +338,7 @@ impl Writer for ResponseWriter {
         if self.put_off.is_empty() { 0 } else { COPIES * self.text.len().max(1) }
     }
 
-    fn catch_up(&mut self, events: &dyn EventSink) {
+    fn catch_up(&mut self, events: &dyn StreamSink) {
         self.write(Some(events), usize::MAX);
     }
 }
@@ -371,7 +371,7 @@ mod tests {
     #[derive(Default)]
     struct EventNames(RefCell<Vec<String>>);
 
-    impl EventSink for EventNames {
+    impl StreamSink for EventNames {
         fn send(&self, _: &str) {}
         fn named(&self, name: &str, _: &str) {
             self.0.borrow_mut().push(name.to_owned());

@@ -7,10 +7,10 @@ use super::*;
 
 const BLOCK: usize = 16;
 
-fn cache(head_dim: usize, formats: &[KvFormat]) -> KvCache {
+fn cache(head_dim: usize, formats: &[KvFormat]) -> KvPages {
     let formats = formats.to_vec();
     let group = KvGroup { kind: GroupKind::Full, block_tokens: BLOCK, kv_heads: 2, head_dim, formats };
-    KvCache::new(group, 3).expect("memory")
+    KvPages::new(group, 3).expect("memory")
 }
 
 fn vector(head_dim: usize, seed: usize) -> Vec<f32> {
@@ -20,7 +20,7 @@ fn vector(head_dim: usize, seed: usize) -> Vec<f32> {
 }
 
 /// Bytes of a plane and bf16 scales, read one by one.
-struct Page<'a>(&'a KvCache, u32, u32, usize);
+struct Page<'a>(&'a KvPages, u32, u32, usize);
 
 impl Page<'_> {
     fn byte(&self, at: usize) -> u8 {

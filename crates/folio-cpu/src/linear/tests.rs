@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::*;
 use crate::groups::Source;
 use crate::memory::{Floats, HugeBuffer};
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::quant::pack::tests::{integers, random_blocks};
 
 struct Case {
@@ -54,12 +54,18 @@ impl Case {
     }
 }
 
-fn compute(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mut Pool) -> Vec<f32> {
+fn compute(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mut ThreadPool) -> Vec<f32> {
     compute_from(case, isa, weight, bias, &|t, k| case.x(t, k), pool)
 }
 
 /// With the activation of both halves of the rows.
-fn compute_gated(case: &Case, isa: Isa, weight: &PackedMatrix, bias: &[f32], pool: &mut Pool) -> Vec<f32> {
+fn compute_gated(
+    case: &Case,
+    isa: Isa,
+    weight: &PackedMatrix,
+    bias: &[f32],
+    pool: &mut ThreadPool,
+) -> Vec<f32> {
     let halved = Case { rows: case.rows / 2, ..*case };
     let then = Then::Gate(Activation::Silu);
     product(&halved, isa, weight, (bias, then), &|t, k| case.x(t, k), pool)
@@ -72,7 +78,7 @@ fn compute_from(
     weight: &PackedMatrix,
     bias: &[f32],
     x_of: &dyn Fn(usize, usize) -> f32,
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
 ) -> Vec<f32> {
     let then = if case.add { Then::Add } else { Then::Store };
     product(case, isa, weight, (bias, then), x_of, pool)
@@ -85,7 +91,7 @@ fn product(
     weight: &PackedMatrix,
     what: (&[f32], Then),
     x_of: &dyn Fn(usize, usize) -> f32,
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
 ) -> Vec<f32> {
     let got = product_read(case, isa, Ahead::here(), weight, what, x_of, pool);
     if case.tokens == 1 {
@@ -105,7 +111,7 @@ fn product_read(
     weight: &PackedMatrix,
     (bias, then): (&[f32], Then),
     x_of: &dyn Fn(usize, usize) -> f32,
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
 ) -> Vec<f32> {
     let x = Floats::zeroed(case.tokens, case.cols).expect("memory");
     let out = Floats::dense(case.tokens, case.rows).expect("memory");
@@ -159,7 +165,7 @@ fn assert_bits(what: &str, case: &Case, got: &[f32], want: &[f32]) {
 }
 
 /// Weights that are floats: one chain over the columns.
-fn check_floats(encoding: Encoding, case: &Case, pool: &mut Pool) {
+fn check_floats(encoding: Encoding, case: &Case, pool: &mut ThreadPool) {
     let (mut bytes, mut weights) = (Vec::new(), Vec::new());
     match encoding {
         Encoding::Plain(dtype) => {
@@ -204,7 +210,7 @@ fn check_floats(encoding: Encoding, case: &Case, pool: &mut Pool) {
 
 #[test]
 fn every_shape_type_and_set_is_the_one_chain() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (rows, cols) in [(1, 1), (16, 2), (17, 7), (90, 33), (130, 64)] {
             for tokens in 1..=33 {
@@ -220,7 +226,7 @@ fn every_shape_type_and_set_is_the_one_chain() {
 
 #[test]
 fn chains_interrupted_by_slabs_and_token_blocks_are_exact() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         check_floats(
             Encoding::Plain(dtype),
@@ -239,7 +245,7 @@ const FP8: [BlockFormat; 2] = [BlockFormat::Fp8x32, BlockFormat::Fp8x128];
 
 #[test]
 fn fp8_weights_are_the_one_chain_too() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     for format in FP8 {
         let encoding = Encoding::Block(format);
         for tokens in 1..=33 {
@@ -257,7 +263,7 @@ fn fp8_weights_are_the_one_chain_too() {
 /// All codes under all kinds of scales, also those whose values are subnormal.
 #[test]
 fn every_code_of_fp8_has_its_value_on_every_set() {
-    let mut pool = Pool::new(1).expect("pool");
+    let mut pool = ThreadPool::new(1).expect("pool");
     for d in [1.0f32, -0.0371, 1e-40, 3e-38, 1.2e36, 0.0] {
         let (mut bytes, mut want) = (Vec::new(), vec![0.0; 256 * 32]);
         for row in 0..=255u8 {
@@ -323,7 +329,7 @@ fn exact_of(format: BlockFormat, row: &[u8], case: &Case, token: usize) -> (f64,
 }
 
 /// Rows of the given formats, one after the other, against the chain, each other and the decoded values.
-fn check_quantized(parts: &[(BlockFormat, usize)], case: &Case, pool: &mut Pool) {
+fn check_quantized(parts: &[(BlockFormat, usize)], case: &Case, pool: &mut ThreadPool) {
     assert_eq!(case.rows, parts.iter().map(|part| part.1).sum::<usize>());
     let stored: Vec<Vec<u8>> = parts
         .iter()
@@ -369,7 +375,7 @@ fn check_quantized(parts: &[(BlockFormat, usize)], case: &Case, pool: &mut Pool)
 
 #[test]
 fn every_block_format_and_number_of_tokens_is_one_chain_on_every_set() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     for format in integers() {
         for tokens in (1..=17).chain([23, 33]) {
             let case = Case { rows: 35, cols: 256, tokens, add: tokens % 2 == 0 };
@@ -382,7 +388,7 @@ fn every_block_format_and_number_of_tokens_is_one_chain_on_every_set() {
 
 #[test]
 fn quantized_chains_interrupted_by_slabs_and_token_blocks_are_exact() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     for format in [BlockFormat::Q8_0, BlockFormat::Q4_0] {
         let case = Case { rows: 300, cols: SLAB_COLS[1] + 96, tokens: 19, add: true };
         check_quantized(&[(format, 300)], &case, &mut pool);
@@ -398,7 +404,7 @@ fn quantized_chains_interrupted_by_slabs_and_token_blocks_are_exact() {
 
 #[test]
 fn rows_of_several_formats_make_one_matrix() {
-    let mut pool = Pool::new(3).expect("pool");
+    let mut pool = ThreadPool::new(3).expect("pool");
     let parts = [(BlockFormat::Q4_K, 70), (BlockFormat::Q6_K, 5), (BlockFormat::Q8_0, 33)];
     for tokens in [1, 2, 5, 16, 40] {
         check_quantized(&parts, &Case { rows: 108, cols: 512, tokens, add: tokens == 5 }, &mut pool);
@@ -421,7 +427,7 @@ impl Task for Gates<'_> {
 /// Rows of gates that end inside a panel or a tile, matrices of two formats, one group of tokens and many.
 #[test]
 fn a_gated_product_has_the_bits_of_the_product_and_the_activation_of_its_halves() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     for (gates, cols) in [(72, 33), (5, 32), (64, 64), (300, 544)] {
         let shape = [gates, cols];
         for encoding in [
@@ -460,7 +466,7 @@ fn a_gated_product_has_the_bits_of_the_product_and_the_activation_of_its_halves(
 /// Weights whose columns have an order of their own multiply the activations of that order, and nothing else changes.
 #[test]
 fn an_order_of_columns_is_an_order_of_activations() {
-    let mut pool = Pool::new(2).expect("pool");
+    let mut pool = ThreadPool::new(2).expect("pool");
     let plain = [DType::F32, DType::F16, DType::BF16].map(|dtype| (Encoding::Plain(dtype), [7, 64]));
     let blocks = BlockFormat::ALL.map(|format| (Encoding::Block(format), [256, 512]));
     for (encoding, widths) in plain.into_iter().chain(blocks) {

@@ -53,7 +53,7 @@ pub use write::PackedWeights;
 use crate::error::CpuError;
 use crate::memory::HugeBuffer;
 use crate::packed::{PackedMatrix, Segment};
-use crate::pool::{Claims, Pool};
+use crate::pool::{Claims, ThreadPool};
 use crate::simd::LANES;
 
 const MAGIC: &[u8; 8] = b"FOLIOPAK";
@@ -111,7 +111,7 @@ impl PackedFile {
     }
 
     /// Maps the data, checks all of it with every thread, and gives the weights.
-    pub(crate) fn load(self, pool: &mut Pool) -> Result<PackedWeights, CpuError> {
+    pub(crate) fn load(self, pool: &mut ThreadPool) -> Result<PackedWeights, CpuError> {
         let Self { shown, file, header } = self;
         let map = FileMap::new(file, header.file_bytes as usize);
         let map = Arc::new(map.map_err(|source| CpuError::Io { file: shown.clone(), source })?);
@@ -138,7 +138,7 @@ fn read_header(file: &File, bytes: u64) -> std::io::Result<Result<Header, Header
 }
 
 /// The first unit of data that is not what was written.
-fn first_damaged(bytes: &[u8], header: &Header, pool: &mut Pool) -> Result<Option<usize>, CpuError> {
+fn first_damaged(bytes: &[u8], header: &Header, pool: &mut ThreadPool) -> Result<Option<usize>, CpuError> {
     let data = &bytes[header.data_start as usize..];
     let damaged = AtomicU64::new(u64::MAX);
     let claims = Claims::default();

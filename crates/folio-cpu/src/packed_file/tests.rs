@@ -19,7 +19,12 @@ fn stored(encoding: Encoding, rows: usize, cols: usize) -> Vec<u8> {
     (0..bytes).map(|i| ((i * i + 7 * i) % 15) as u8).collect()
 }
 
-fn pack(parts: &[(Encoding, usize)], cols: usize, order: Option<&[u32]>, pool: &mut Pool) -> PackedMatrix {
+fn pack(
+    parts: &[(Encoding, usize)],
+    cols: usize,
+    order: Option<&[u32]>,
+    pool: &mut ThreadPool,
+) -> PackedMatrix {
     let bytes: Vec<_> = parts.iter().map(|(encoding, rows)| stored(*encoding, *rows, cols)).collect();
     let shapes: Vec<_> = parts.iter().map(|(_, rows)| [*rows, cols]).collect();
     let views: Vec<_> = (parts.iter().zip(&shapes).zip(&bytes))
@@ -29,7 +34,7 @@ fn pack(parts: &[(Encoding, usize)], cols: usize, order: Option<&[u32]>, pool: &
 }
 
 /// Every encoding, a matrix of two of them, one with an order of its own, and vectors.
-fn weights(pool: &mut Pool) -> PackedWeights {
+fn weights(pool: &mut ThreadPool) -> PackedWeights {
     let mut matrices: Vec<_> =
         encodings().iter().map(|encoding| pack(&[(*encoding, 33)], 256, None, pool)).collect();
     let mixed = [BlockFormat::Q4_K, BlockFormat::Q6_K].map(|format| (Encoding::Block(format), 20));
@@ -47,12 +52,12 @@ fn weights(pool: &mut Pool) -> PackedWeights {
 
 struct Folder {
     folder: tempfile::TempDir,
-    pool: Pool,
+    pool: ThreadPool,
 }
 
 impl Folder {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("folder"), pool: Pool::new(2).expect("pool") }
+        Self { folder: tempfile::tempdir().expect("folder"), pool: ThreadPool::new(2).expect("pool") }
     }
 
     fn file(&self) -> PathBuf {
@@ -106,7 +111,7 @@ fn what_is_written_is_read_again_in_every_encoding() {
 /// Whoever changes the bytes of panels must change LAYOUT, else old files would be read as new ones.
 #[test]
 fn the_layout_is_that_of_its_number() {
-    let mut pool = Pool::new(1).expect("pool");
+    let mut pool = ThreadPool::new(1).expect("pool");
     let sums: Vec<u64> = encodings()
         .iter()
         .map(|encoding| {

@@ -19,14 +19,14 @@ const _: () = assert!(127.0 / LEAST < f32::MAX);
 
 /// How the activations of a product lie: `[group][block of 32 columns][parts]`, each part for all slots of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct ActivationLayout {
     /// Tokens of a group, with those that pad it.
     pub(crate) slots: usize,
     /// Whether the fields of half blocks are there.
     pub(crate) halves: bool,
 }
 
-impl Layout {
+impl ActivationLayout {
     /// Bytes of a block of columns.
     pub(crate) fn block_bytes(&self) -> usize {
         self.slots * (COLUMNS + self.fields() * 4)
@@ -50,7 +50,7 @@ pub(crate) struct Quantize<'a> {
     pub(crate) inverses: [f32; MOST_TOKENS],
     pub(crate) tokens: Range<usize>,
     pub(crate) blocks: Range<usize>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: ActivationLayout,
     /// Which column of the source each packed column is; `None` where they are the same. A permutation of the columns.
     pub(crate) order: Option<&'a [u32]>,
     /// Block 0 of the group. The caller promises room for all blocks, and that nobody else touches these.

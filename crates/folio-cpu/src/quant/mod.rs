@@ -17,7 +17,7 @@
 //! Then the bias, then the residual. `weight_scale` is one f32: an f16 as it is stored, or a f16 times a 6- or 8-bit
 //! integer, which is exact; in Folio's own formats it is the f32 itself.
 //!
-//! # Layout
+//! # ActivationLayout
 //!
 //! Rows are cut into panels of 16. A panel is a sequence of records; a record holds the scales of 16 rows side by side and
 //! then their codes (see [`simd::dot`](crate::simd::dot)), so that one token reads memory once and in order:

@@ -4,7 +4,7 @@
 
 use folio_model::quant::BlockFormat;
 
-use super::activations::Layout;
+use super::activations::ActivationLayout;
 use super::{Form, FormTask, with_form};
 use crate::ahead::Ahead;
 use crate::linear::Output;
@@ -116,7 +116,7 @@ pub(crate) struct Part<'a> {
     pub(crate) records: usize,
     /// The group's activations at the first of these columns.
     pub(crate) x: *const u8,
-    pub(crate) layout: Layout,
+    pub(crate) layout: ActivationLayout,
     /// Of the first panel.
     pub(crate) output: Output<'a>,
 }

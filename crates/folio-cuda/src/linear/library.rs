@@ -10,7 +10,7 @@ use folio_model::program::{MatrixId, Op, Program};
 
 use super::launch::{Output, absent};
 use super::trial::try_out;
-use super::unpack::{Codes, Layout};
+use super::unpack::{Codes, WeightLayout};
 use super::{DeviceMatrix, Kind, Segment, failed, pack};
 use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
 use crate::gemm::{Algorithm, Multiply, Operands, Shape, WORKSPACE_BYTES};
@@ -160,7 +160,7 @@ fn form(matrix: &DeviceMatrix) -> Option<(Shape, Segment)> {
     let [segment] = &matrix.segments[..] else { return None };
     let operands = match segment.kind {
         Kind::Plain(DType::BF16) => Operands::Bf16,
-        Kind::Blocks(Layout { codes: Codes::Fp8, .. }) => Operands::Fp8,
+        Kind::Blocks(WeightLayout { codes: Codes::Fp8, .. }) => Operands::Fp8,
         _ => return None,
     };
     let shape = Shape { n: matrix.rows as u32, k: matrix.cols as u32, operands };

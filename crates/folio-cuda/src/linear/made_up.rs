@@ -6,7 +6,7 @@ use folio_model::backend::{BackendError, DType};
 use folio_model::dummy;
 use folio_model::quant::{BlockFormat, Encoding};
 
-use super::unpack::{Codes, Layout, Numbers, unpack};
+use super::unpack::{Codes, Numbers, WeightLayout, unpack};
 use super::{DeviceMatrix, Kind, Loader, Segment, check_size, failed, pack};
 use crate::driver::{Arg, DevicePtr, Driver, DriverError, Launch};
 use crate::kernels;
@@ -27,7 +27,7 @@ pub fn make_up(
     }
     check_size(name, rows, cols)?;
     let kind = Kind::of(encoding);
-    if matches!(kind, Kind::Blocks(Layout { minimums: true, .. })) {
+    if matches!(kind, Kind::Blocks(WeightLayout { minimums: true, .. })) {
         return Ok(None);
     }
     for module in [&kernels::MADE_UP, kind.weights().products()] {
@@ -79,7 +79,7 @@ fn blocks(
     format: BlockFormat,
     cols: usize,
 ) -> Result<(), DriverError> {
-    let layout = Layout::of(format);
+    let layout = WeightLayout::of(format);
     let of_a_tile = pack::ktiles(cols).div_ceil(pack::covers(layout.codes));
     let (values, bytes) = (format.values(), format.bytes());
     let (kernel, code_bytes) = match layout.codes {
@@ -113,7 +113,7 @@ fn blocks(
 fn scale(format: BlockFormat) -> f32 {
     let block = dummy::values(Encoding::Block(format), format.bytes());
     let (mut codes, mut scales) =
-        (vec![0; format.values()], vec![0.0; format.values() / Layout::of(format).group]);
+        (vec![0; format.values()], vec![0.0; format.values() / WeightLayout::of(format).group]);
     unpack(format, &block, &mut Numbers { codes: &mut codes, scales: &mut scales, minimums: &mut [] });
     scales[0]
 }

@@ -18,7 +18,7 @@ use folio_model::quant::Encoding;
 use crate::driver::{DevicePtr, Driver, DriverError};
 use crate::gemm::Algorithm;
 use crate::kernels::{Module, Weights};
-use unpack::{Codes, Layout};
+use unpack::{Codes, WeightLayout};
 
 pub use launch::{ExpertRange, ExpertRows, Output, embed, experts_product, product};
 pub use library::Scratch;
@@ -32,14 +32,14 @@ const CHUNK_BYTES: usize = 16 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Plain(DType),
-    Blocks(Layout),
+    Blocks(WeightLayout),
 }
 
 impl Kind {
     fn of(encoding: Encoding) -> Self {
         match encoding {
             Encoding::Plain(dtype) => Kind::Plain(dtype),
-            Encoding::Block(format) => Kind::Blocks(Layout::of(format)),
+            Encoding::Block(format) => Kind::Blocks(WeightLayout::of(format)),
         }
     }
 

@@ -8,7 +8,7 @@
 use folio_model::backend::{DType, TensorView};
 use folio_model::quant::{BlockFormat, Encoding};
 
-use super::unpack::{Codes, Layout, Numbers, unpack};
+use super::unpack::{Codes, Numbers, WeightLayout, unpack};
 
 pub const TILE: usize = 16;
 /// Bytes of one load of a warp.
@@ -64,7 +64,7 @@ pub fn sixteen(rows: &[&[u8]], cols: usize, order: Option<&[u32]>) -> Packed {
 }
 
 /// Rows of blocks; formats may differ, layouts not.
-pub fn blocks(rows: &[(BlockFormat, &[u8])], cols: usize, layout: Layout) -> Packed {
+pub fn blocks(rows: &[(BlockFormat, &[u8])], cols: usize, layout: WeightLayout) -> Packed {
     let (tiles, groups, covers) = (rows.len().div_ceil(TILE), cols / layout.group, covers(layout.codes));
     let loads = ktiles(cols).div_ceil(covers);
     let mut packed = Packed {

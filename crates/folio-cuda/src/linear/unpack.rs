@@ -23,14 +23,14 @@ pub enum Codes {
 
 /// How a format is held on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Layout {
+pub struct WeightLayout {
     pub codes: Codes,
     /// Columns that share a scale: 16, 32 or 128.
     pub group: usize,
     pub minimums: bool,
 }
 
-impl Layout {
+impl WeightLayout {
     pub fn of(format: BlockFormat) -> Self {
         let (codes, group, minimums) = match format {
             BlockFormat::Q4_0 | BlockFormat::Int4x32 => (Codes::Four { offset: 8 }, 32, false),
@@ -241,7 +241,7 @@ mod tests {
             (state >> 24) as u8
         };
         for format in BlockFormat::ALL {
-            let layout = Layout::of(format);
+            let layout = WeightLayout::of(format);
             for _ in 0..50 {
                 let block: Vec<u8> = (0..format.bytes()).map(|_| byte()).collect();
                 let mut values = vec![0.0; format.values()];

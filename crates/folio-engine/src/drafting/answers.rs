@@ -13,7 +13,7 @@ use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
 
 use super::index::SEPARATOR;
-use super::text::{TOKEN_BYTES, Text, View};
+use super::text::{GrowingText, TOKEN_BYTES, View};
 use crate::request::AdapterId;
 
 /// Of an answer so many last tokens are kept: adding them is work of the engine's thread.
@@ -24,8 +24,8 @@ pub type AnswersOwner = (TenantId, Option<AdapterId>);
 
 #[derive(Debug, Default)]
 struct Store {
-    young: Text,
-    old: Text,
+    young: GrowingText,
+    old: GrowingText,
     used: u64,
 }
 

@@ -128,13 +128,13 @@ impl IndexBlock {
 
 /// The index of a text, which is given with each call and is always the same one, or a longer one.
 #[derive(Clone, Debug, Default)]
-pub struct Index {
+pub struct PairIndex {
     full: Vec<Arc<IndexBlock>>,
     /// What is behind them.
     last: IndexBlock,
 }
 
-impl Index {
+impl PairIndex {
     /// Of a text that is whole. O(tokens that `cache` has no block of), and O(tokens) for what it does to find them.
     pub fn of(tokens: &[u32], cache: &dyn IndexCache) -> Self {
         let blocks = tokens.len() / BLOCK_TOKENS;

@@ -30,10 +30,10 @@ use smallvec::SmallVec;
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::scheduler::Scheduler;
 use answers::{Answers, AnswersOwner};
-use index::{Index, NoIndexCache};
 pub use index::{IndexBlock, IndexCache};
+use index::{NoIndexCache, PairIndex};
 use suffix::{DEPTH, Search};
-use text::{Text, View};
+use text::{GrowingText, View};
 
 /// Bytes of finished answers: of one tenant with one adapter, and in all.
 const ANSWERS_BYTES: (usize, usize) = (8 << 20, 64 << 20);
@@ -83,7 +83,7 @@ impl Drafter {
 #[derive(Clone, Debug)]
 struct Known {
     tokens: Arc<[u32]>,
-    index: Arc<Index>,
+    index: Arc<PairIndex>,
 }
 
 impl Known {
@@ -126,7 +126,7 @@ impl Speculation {
     ) -> Self {
         let by_host = !drafter.is_model() || !prediction.is_empty();
         let known = |tokens: Arc<[u32]>| {
-            let index = Index::of(if by_host { &tokens[..] } else { &[] }, cache);
+            let index = PairIndex::of(if by_host { &tokens[..] } else { &[] }, cache);
             Known { index: Arc::new(index), tokens }
         };
         let before = if prediction.is_empty() { &[] } else { tail(&prompt) };
@@ -177,7 +177,7 @@ struct Sources {
     owner: AnswersOwner,
     speculation: Speculation,
     /// Answers so far, by choice, each behind the last tokens of the prompt.
-    choices: SmallVec<[Option<Text>; 1]>,
+    choices: SmallVec<[Option<GrowingText>; 1]>,
     /// Choices that have not ended.
     left: u32,
     /// Tokens that an answer may have.
@@ -256,7 +256,7 @@ impl Drafters {
     fn grow(&mut self, id: RequestId, choice: u32, token: u32) {
         let Some(sources) = self.requests.get_mut(&id) else { return };
         if sources.choices[choice as usize].is_none() {
-            let text = Text::of(sources.tail(), sources.reserve);
+            let text = GrowingText::of(sources.tail(), sources.reserve);
             sources.choices[choice as usize] = Some(text);
         }
         if let Some(text) = &mut sources.choices[choice as usize] {

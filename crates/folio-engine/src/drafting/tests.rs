@@ -5,9 +5,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::answers::Answers;
-use super::index::{BLOCK_TOKENS, Index, IndexBlock, IndexCache, NoIndexCache, SEPARATOR};
+use super::index::{BLOCK_TOKENS, IndexBlock, IndexCache, NoIndexCache, PairIndex, SEPARATOR};
 use super::suffix::{COMPARED_MAX, DEPTH, PLACES_MAX, Search};
-use super::text::{TOKEN_BYTES, Text, View};
+use super::text::{GrowingText, TOKEN_BYTES, View};
 use crate::request::AdapterId;
 use folio_kv::TenantId;
 
@@ -76,8 +76,8 @@ proptest! {
         context in proptest::collection::vec(0u32..4, 0..40),
         most in 0usize..20,
     ) {
-        let indexed: Vec<Text> = texts.iter().map(|text| Text::of(text, 0)).collect();
-        let indexed: Vec<View<'_>> = indexed.iter().map(Text::view).collect();
+        let indexed: Vec<GrowingText> = texts.iter().map(|text| GrowingText::of(text, 0)).collect();
+        let indexed: Vec<View<'_>> = indexed.iter().map(GrowingText::view).collect();
         let mut drafts = vec![7];
         let score = Search::default().suffix(&indexed, &context, most, &mut drafts);
         let (expected, path) = oracle(&texts, &context, most);
@@ -92,7 +92,7 @@ proptest! {
         most in 0usize..20,
     ) {
         let mut drafts = vec![7];
-        Search::default().ngram(&[Text::of(&text, 0).view()], &context, most, &mut drafts);
+        Search::default().ngram(&[GrowingText::of(&text, 0).view()], &context, most, &mut drafts);
         // Among the places that are looked at.
         let depth = context.len().min(DEPTH);
         let context = &context[context.len() - depth..];
@@ -154,11 +154,11 @@ proptest! {
             length = text.len().min(length);
             text.extend(new);
             let made = cache.made.get();
-            let kept = Index::of(&text, &cache);
+            let kept = PairIndex::of(&text, &cache);
             prop_assert!(cache.made.get() - made <= text.len() - length + BLOCK_TOKENS, "more than is new");
             length = text.len();
-            let fresh = Index::of(&text, &NoIndexCache);
-            let grown = Text::of(&text, 0);
+            let fresh = PairIndex::of(&text, &NoIndexCache);
+            let grown = GrowingText::of(&text, 0);
             for end in (0..text.len()).step_by(97) {
                 let context = &text[end.saturating_sub(40)..end];
                 let mut drafts: [Vec<u32>; 3] = Default::default();
@@ -179,7 +179,7 @@ proptest! {
 fn an_index_takes_no_more_than_is_counted() {
     for tokens in [1, 2, 7, 8, 9, 500, 2047, 2048] {
         let text: Vec<u32> = (0..tokens).collect();
-        for index in [Index::of(&text, &NoIndexCache), Text::of(&text, 0).view().index.clone()] {
+        for index in [PairIndex::of(&text, &NoIndexCache), GrowingText::of(&text, 0).view().index.clone()] {
             let bytes = index.bytes();
             assert!(bytes <= tokens as usize * TOKEN_BYTES + 200, "{bytes} of {tokens}");
         }

@@ -2,23 +2,23 @@
 //!
 //! Owns: tokens of answers, which grow. Must never: know whose they are. Cost: O(1) to add a token.
 
-use super::index::{self, Index, SEPARATOR};
+use super::index::{self, PairIndex, SEPARATOR};
 
 /// Bytes that a token takes.
 pub const TOKEN_BYTES: usize = index::TOKEN_BYTES + size_of::<u32>();
 
 /// A text that grows by a token at a time.
 #[derive(Debug, Default)]
-pub struct Text {
+pub struct GrowingText {
     tokens: Vec<u32>,
-    index: Index,
+    index: PairIndex,
 }
 
-impl Text {
+impl GrowingText {
     /// Of `tokens`, with memory set aside for `more`. O(tokens).
     pub fn of(tokens: &[u32], more: usize) -> Self {
         let all = tokens.len() + more;
-        let mut text = Self { tokens: Vec::with_capacity(all), index: Index::with_capacity(all) };
+        let mut text = Self { tokens: Vec::with_capacity(all), index: PairIndex::with_capacity(all) };
         tokens.iter().for_each(|token| text.push(*token));
         text
     }
@@ -45,7 +45,7 @@ impl Text {
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub tokens: &'a [u32],
-    pub index: &'a Index,
+    pub index: &'a PairIndex,
 }
 
 impl<'a> View<'a> {

@@ -36,16 +36,16 @@ impl Agreement {
 
 /// A pool of a cache group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct PoolShape {
     pub block_tokens: u32,
     pub blocks: u32,
 }
 
 /// What there is for it.
 #[derive(Clone, Copy, Debug)]
-pub struct Room<'a> {
+pub struct AgreementLimits<'a> {
     /// Of the model's cache groups, and the drafter's behind them.
-    pub pools: &'a [Pool],
+    pub pools: &'a [PoolShape],
     /// Most rows of a step.
     pub rows: u32,
     /// Tokens that the drafter knows.
@@ -69,11 +69,11 @@ pub fn agreement(
     model: &mut dyn Executor,
     drafter: &mut dyn Executor,
     as_drafter: DrafterModel,
-    room: Room<'_>,
+    room: AgreementLimits<'_>,
     questions: &Questions,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<Agreement, ExecutorError> {
-    let Room { pools, rows, vocab } = room;
+    let AgreementLimits { pools, rows, vocab } = room;
     let (of_model, of_drafter) = pools.split_at(as_drafter.group.min(pools.len()));
     let room = pools.iter().map(|pool| u64::from(pool.block_tokens) * u64::from(pool.blocks)).min();
     let room = room.unwrap_or(0).min(as_drafter.positions.into()).min(rows.into()) as usize;
@@ -108,7 +108,7 @@ pub fn agreement(
 
 /// A prompt and what the model says behind it, at most so many tokens together.
 fn answered(
-    (model, pools): (&mut dyn Executor, &[Pool]),
+    (model, pools): (&mut dyn Executor, &[PoolShape]),
     steps: &mut Steps,
     prompt: &[u32],
     most: usize,
@@ -137,13 +137,13 @@ struct Steps(u64);
 
 impl Steps {
     /// A step of one sequence whose tokens from position `first` on are these, in the first blocks of each pool, whose every row says something.
-    fn next(&mut self, first: usize, tokens: &[u32], pools: &[Pool]) -> StepPlan {
+    fn next(&mut self, first: usize, tokens: &[u32], pools: &[PoolShape]) -> StepPlan {
         self.0 += 1;
         let mut sequence = SequencePlan::empty(SequenceId(u64::MAX));
         sequence.first_position = first as u32;
         sequence.tokens.extend(tokens.iter().copied());
         let end = sequence.end();
-        let table = |pool: &Pool| (0..end.div_ceil(pool.block_tokens)).collect();
+        let table = |pool: &PoolShape| (0..end.div_ceil(pool.block_tokens)).collect();
         sequence.block_tables = pools.iter().map(table).collect();
         let params = Arc::new(SamplingParams::greedy(1));
         let spec = |row| SampleSpec {

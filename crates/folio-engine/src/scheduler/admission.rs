@@ -24,23 +24,12 @@
 use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
-use super::room::{Resources, Verdict};
+use super::room::{Demand, GivesWay, Verdict};
 use crate::sequence::{Found, Fresh, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
 /// A lookup walks over the whole prompt; one that led to nothing is not repeated for this many plans.
 const LOOKUP_PLANS: u64 = 64;
-
-/// Blocks an admission would take, per cache group.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Demand {
-    /// For everything known, idle cached blocks included; in a window group, what is held of it at once.
-    pub now: GroupCounts,
-    /// For its next tokens, or with a reservation all that it may generate.
-    pub later: GroupCounts,
-    /// Must be set aside in full.
-    pub reserve: bool,
-}
 
 /// The part of what a sequence may still generate that admission leaves room for. Many that start together grow together: what is
 /// admitted at once must fit later too, and only preemptions tell that it does not.
@@ -184,7 +173,9 @@ impl Scheduler {
             || self.sequences[slot].timing.preemptions >= self.config.max_preemptions
     }
 
-    pub(super) fn demand(&mut self, cache: &KvCache, slot: Slot) -> Demand {
+    /// Blocks that its admission would take for everything known (idle cached blocks included; in a window group, what is held of it at
+    /// once), and for its next tokens, or with a reservation all that it may generate.
+    pub(super) fn growth_of(&self, cache: &KvCache, slot: Slot) -> [GroupCounts; 2] {
         let sequence = &self.sequences[slot];
         let known = sequence.known();
         let lookup = sequence.waiting().map(|waiting| waiting.lookup()).unwrap_or_default();
@@ -194,15 +185,15 @@ impl Scheduler {
         let growth = if reserve { limit } else { self.headroom.of(limit, self.config.headroom_tokens) };
         // Beside reservations each reference on a window's block counts; before the first, those that there are.
         let is_first = self.reservations.is_empty();
-        let demand =
+        let takes =
             |positions| cache.demand(&lookup, sequence.growth(positions, budget), reserve || !is_first);
-        let now = demand(known);
-        let later = demand(known + growth).saturating_sub(now);
+        let now = takes(known);
+        let later = takes(known + growth).saturating_sub(now);
         // What is loaded of it has its blocks; who is promised blocks is promised them as if it did not arrive.
         let loading = sequence.table().filter(|_| !reserve).map(|table| cache.written_by_transfers(table));
         let now = now.saturating_sub(loading.unwrap_or_default());
         let shared = if reserve && is_first { cache.shared_references() } else { GroupCounts::default() };
-        Demand { now: now + shared, later, reserve }
+        [now + shared, later]
     }
 
     /// The gate. Notes the reason of a refusal.
@@ -211,42 +202,44 @@ impl Scheduler {
             self.wait_for(slot, WaitingFor::Turn);
             return false;
         }
-        let tenant = self.sequences[slot].owner();
-        if !self.has_adapter(cache, slot) {
-            self.refuse(slot, WaitingFor::Turn);
-            return false;
+        let blocks = self.growth_of(cache, slot);
+        let demand = self.demand(cache, slot, blocks);
+        match self.fits(cache, self.sequences[slot].owner(), demand, None) {
+            Verdict::Fits => return true,
+            Verdict::Lacks(_, GivesWay::Nobody) => self.refuse(slot, WaitingFor::Turn),
+            Verdict::Lacks(_, GivesWay::Tenant | GivesWay::Borrowers) => {
+                // An affair of quotas: nobody passes it by going first.
+                let sequence = &self.sequences[slot];
+                self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant);
+                self.wait_for(slot, WaitingFor::Blocks);
+            }
+            Verdict::Lacks(..) => self.refuse(slot, WaitingFor::Blocks),
         }
-        let demand = self.demand(cache, slot);
-        if !self.within_ceiling(cache, slot, demand) {
-            // Its tenant's own affair: nobody passes it by going first.
-            let sequence = &self.sequences[slot];
-            self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant);
-            self.wait_for(slot, WaitingFor::Blocks);
-            return false;
-        }
-        let fits = self.leaves_room(cache, tenant, demand);
-        if !fits {
-            self.refuse(slot, WaitingFor::Blocks);
-        }
-        fits
+        false
     }
 
-    /// Whether there are blocks for a demand and for those who run.
-    pub(super) fn leaves_room(&mut self, cache: &KvCache, tenant: TenantId, demand: Demand) -> bool {
-        let mut within = cache.available();
-        within[0] = cache.room(tenant).0;
-        let spare = self.unreserved(cache, within, None);
-        if self.running.is_empty() {
-            return demand.now.fits(spare);
+    /// What admission asks for: beside what it takes there must be room for its next tokens, and for those who run. Alone it needs but
+    /// what it takes, and with a reservation what that is below its tenant's ceiling.
+    pub(super) fn demand(&mut self, cache: &KvCache, slot: Slot, [now, later]: [GroupCounts; 2]) -> Demand {
+        let owner = self.sequences[slot].owner();
+        let mut demand = Demand { blocks: now, adapters: self.adapters(slot), ..Demand::default() };
+        if cache.has_quotas() {
+            let its = self.running.iter().filter(|(_, running)| self.sequences[*running].owner() == owner);
+            let mut growth = its.map(|(_, running)| self.growth(cache, *running)[0]).peekable();
+            let later = if self.must_reserve(slot) || growth.peek().is_some() { later[0] } else { 0 };
+            demand.left_to_tenant = later + growth.sum::<u32>();
         }
-        let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));
-        let watermark = GroupCounts::each(cache.groups(), |group| {
-            u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
-        });
-        let margin = watermark + GroupCounts::full(self.claims(cache, tenant, demand.now[0]));
-        let growth = self.step.growth.unwrap_or_else(|| self.sum_of_growth(cache));
-        self.step.growth = Some(growth);
-        (demand.now + demand.later + growth + margin).fits(spare)
+        if !self.running.is_empty() {
+            let (pools, permille) = (cache.pools(), u64::from(self.config.watermark_permille));
+            let watermark = GroupCounts::each(cache.groups(), |group| {
+                u32::try_from(u64::from(pools[group]) * permille / 1000).unwrap_or(u32::MAX)
+            });
+            let claims = GroupCounts::full(self.claims(cache, owner, now[0]));
+            let growth = self.step.growth.unwrap_or_else(|| self.sum_of_growth(cache));
+            self.step.growth = Some(growth);
+            demand.left = later + growth + watermark + claims;
+        }
+        demand
     }
 
     /// It does not fit, and who passes it is counted.
@@ -256,27 +249,6 @@ impl Scheduler {
         if !self.step.refused.contains(&slot) {
             self.step.refused.push(slot);
         }
-    }
-
-    /// There is a slot for its adapter, if it has one.
-    fn has_adapter(&self, cache: &KvCache, slot: Slot) -> bool {
-        let asked = Resources { adapters: self.adapters(slot), ..Resources::default() };
-        asked.adapters == 0 || self.fits(cache, self.sequences[slot].owner(), asked, None).fits()
-    }
-
-    /// Its tenant's quota has room for it, and for the growth of its tenant's running sequences; alone, for what it needs now.
-    pub(super) fn within_ceiling(&self, cache: &KvCache, slot: Slot, demand: Demand) -> bool {
-        if !cache.has_quotas() {
-            return true;
-        }
-        let tenant = self.sequences[slot].owner();
-        let room = self.unreserved(cache, cache.available_to(tenant), None)[0];
-        let (now, later) = (demand.now[0], demand.later[0]);
-        let its = self.running.iter().filter(|(_, running)| self.sequences[*running].owner() == tenant);
-        let mut growth = its.map(|(_, running)| self.growth(cache, *running)[0]).peekable();
-        // Its next tokens count where somebody else of its tenant runs, or where they are set aside.
-        let later = if demand.reserve || growth.peek().is_some() { later } else { 0 };
-        now + later + growth.sum::<u32>() <= room
     }
 
     /// Blocks that other tenants, who wait and hold less than their guarantee, will want before a tenant above its own.
@@ -294,12 +266,7 @@ impl Scheduler {
         owners.iter().map(|owner| cache.quota(*owner).guarantee.saturating_sub(active(*owner))).sum()
     }
 
-    /// Blocks of group 0 that nobody who runs was promised or is about to need.
-    pub(crate) fn unpromised(&self, cache: &KvCache) -> u32 {
-        self.unreserved(cache, cache.available(), None).saturating_sub(self.sum_of_growth(cache))[0]
-    }
-
-    fn sum_of_growth(&self, cache: &KvCache) -> GroupCounts {
+    pub(super) fn sum_of_growth(&self, cache: &KvCache) -> GroupCounts {
         let growth = self.running.iter().map(|(_, slot)| self.growth(cache, *slot));
         growth.fold(GroupCounts::default(), |sum, own| sum + own)
     }
@@ -325,29 +292,21 @@ impl Scheduler {
     /// Takes place and blocks of running sequences that `slot` outranks, if that is enough to admit it. Of victims that are under way
     /// it gets them later.
     fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
-        if !self.has_adapter(cache, slot) {
-            return false;
-        }
-        let demand = self.demand(cache, slot);
-        let needed = if demand.reserve { demand.now + demand.later } else { demand.now };
-        let owner = self.sequences[slot].owner();
+        let ([now, later], owner) = (self.growth_of(cache, slot), self.sequences[slot].owner());
+        let blocks = if self.must_reserve(slot) { now + later } else { now };
+        let demand = Demand { blocks, adapters: self.adapters(slot), ..Demand::default() };
+        let verdict = self.fits(cache, owner, demand, None);
         let others = self.running.iter().map(|(_, other)| *other);
         let victims = others.filter(|other| self.is_victim(*other) && self.may_displace(cache, slot, *other));
-        let (mut gain, mut any) = (GroupCounts::default(), false);
-        for running in victims.filter_map(|victim| self.sequences[victim].running()) {
-            gain += cache.exclusive_blocks(&running.table);
-            any = true;
-        }
-        let spare = self.unreserved(cache, cache.available_to(owner), None);
-        if !any || !needed.fits(spare + gain) {
+        let tables = victims.filter_map(|victim| self.sequences[victim].table());
+        let gain = tables.map(|table| cache.exclusive_blocks(table)).reduce(|sum, own| sum + own);
+        let in_vain = matches!(verdict, Verdict::Lacks(_, GivesWay::Nobody));
+        if in_vain || gain.is_none_or(|gain| !verdict.lacking().fits(gain)) {
             return false;
         }
         loop {
             let place = ((self.running.len() as u32) - self.preempting) < self.config.max_num_seqs;
-            let lacking = match self.fits(cache, owner, needed, None) {
-                Verdict::Fits => GroupCounts::default(),
-                Verdict::Lacks(lacking) => lacking.blocks.saturating_sub(self.coming(cache)),
-            };
+            let lacking = self.fits(cache, owner, demand, None).lacking().saturating_sub(self.coming(cache));
             if place && lacking.is_zero() {
                 break;
             }
@@ -356,7 +315,7 @@ impl Scheduler {
             self.preempt(cache, victim);
         }
         let place = (self.running.len() as u32) < self.config.max_num_seqs;
-        place && self.fits(cache, owner, needed, None).fits()
+        place && self.fits(cache, owner, demand, None).fits()
     }
 
     fn attach(&mut self, cache: &mut KvCache, slot: Slot) {

@@ -327,7 +327,7 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running().filter(|running| !running.preempted) else { return 0 };
         let own = (running.begun_steps == 0).then_some(slot);
-        let spare = self.unreserved(cache, cache.available_to(sequence.owner()), own);
+        let spare = self.spare(cache, sequence.owner(), own);
         let table = &running.table;
         let blocks = spare.least(cache.groups());
         let mut to = wanted.min(table.capacity() + blocks * cache.config().block_tokens);

@@ -69,12 +69,12 @@ impl Scheduler {
             ));
         }
         let adapters = self.reservations.adapters();
-        let uses = |(adapter, count): &(AdapterId, u32)| {
+        let uses = |(adapter, count): (&AdapterId, &u32)| {
             let of = |(_, slot): &&(_, Slot)| self.sequences[*slot].request.adapter_id() == Some(*adapter);
             self.running.iter().filter(of).count() as u32 == *count
         };
         let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter_id());
-        let users: u32 = adapters.iter().map(|(_, users)| users).sum();
+        let users: u32 = adapters.values().sum();
         if used.count() as u32 != users
             || !adapters.iter().all(uses)
             || adapters.len() as u32 > self.config.max_adapters

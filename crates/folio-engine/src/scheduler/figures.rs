@@ -34,7 +34,7 @@ impl Scheduler {
         stats.work = self.work;
         stats.cache = cache.stats();
         stats.adapters.clear();
-        stats.adapters.extend(self.reservations.adapters().iter().map(|(adapter, _)| *adapter));
+        stats.adapters.extend(self.reservations.adapters().keys());
         stats.max_adapters = self.config.max_adapters;
         (stats.last_step_tokens, stats.last_step_decodes) = self.last_step();
         stats.busy = self.has_work();

@@ -19,7 +19,7 @@ use folio_kv::{BlockTable, KvCache, Ticket, TierId};
 use smallvec::SmallVec;
 
 use super::Scheduler;
-use super::room::Resources;
+use super::room::Demand;
 use super::swap::Leaving;
 use crate::plan::SequenceId;
 use crate::request::{Micros, RequestId};
@@ -128,7 +128,7 @@ impl Scheduler {
         // Nobody's promise, its own included: if the transfer is late it needs as many blocks again.
         let needed = cache.needed(table, to);
         let transfer_bytes = cache.load_bytes(blocks);
-        let asked = Resources { blocks: needed, transfer_bytes, ..Resources::default() };
+        let asked = Demand { blocks: needed, transfer_bytes, ..Demand::default() };
         if !self.fits(cache, sequence.owner(), asked, None).fits() || to > sequence.attachable() {
             return None;
         }

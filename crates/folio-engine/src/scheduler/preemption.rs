@@ -29,7 +29,7 @@ use std::cmp::Reverse;
 use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
-use super::room::Verdict;
+use super::room::{GivesWay, Verdict};
 use crate::sequence::{Rank, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
@@ -55,17 +55,19 @@ impl Scheduler {
             }
             // Rows behind its own unfinished ones take only what nobody was promised, itself included.
             let own = (running.begun_steps == 0).then_some(slot);
-            let lacking = match self.fits(cache, sequence.owner(), needed, own) {
+            let (lacking, gives_way) = match self.fits(cache, sequence.owner(), needed, own) {
                 Verdict::Fits if self.grow(cache, slot, positions) => return Allocation::Made,
                 Verdict::Fits => return Allocation::Refused,
-                Verdict::Lacks(_) if self.abort_prefetches(cache) => continue,
-                Verdict::Lacks(_) if own.is_none() => return Allocation::Later,
-                Verdict::Lacks(lacking) => lacking.blocks.saturating_sub(self.coming(cache)),
+                Verdict::Lacks(..) if self.abort_prefetches(cache) => continue,
+                Verdict::Lacks(..) if own.is_none() => return Allocation::Later,
+                Verdict::Lacks(lacking, gives_way) => {
+                    (lacking.blocks.saturating_sub(self.coming(cache)), gives_way)
+                }
             };
             if lacking.is_zero() {
                 return Allocation::Later;
             }
-            let may = |other| self.may_preempt(cache, slot, other);
+            let may = |other| self.may_preempt(cache, slot, other, gives_way);
             match self.victim(cache, slot, lacking, may) {
                 Some(victim) if victim != slot => self.preempt(cache, victim),
                 _ => return Allocation::Refused,
@@ -107,13 +109,16 @@ impl Scheduler {
     }
 
     /// Whether who runs dry may take another's blocks, or its own.
-    fn may_preempt(&self, cache: &KvCache, requester: Slot, other: Slot) -> bool {
+    fn may_preempt(&self, cache: &KvCache, requester: Slot, other: Slot, gives_way: GivesWay) -> bool {
         let (requester, other) = (&self.sequences[requester], &self.sequences[other]);
-        let (mine, owner) = (requester.owner(), other.owner());
-        let (pool, ceiling) = cache.room(mine);
-        // A tenant at its ceiling gives way to itself; nobody within its guarantee gives way to another.
-        let borrows = || cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee;
-        let yields = owner == mine || !cache.has_quotas() || (pool <= ceiling && borrows());
+        let owner = other.owner();
+        let yields = match gives_way {
+            GivesWay::Nobody => false,
+            GivesWay::Anybody => true,
+            _ if owner == requester.owner() => true,
+            GivesWay::Tenant => false,
+            GivesWay::Borrowers => cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee,
+        };
         yields && !other.outranks(requester)
     }
 

@@ -19,8 +19,8 @@
 use folio_kv::{GroupCounts, KvCache};
 
 use super::Scheduler;
-use super::admission::Demand;
 use super::loads::Offer;
+use super::room::Demand;
 use crate::plan::SequenceId;
 use crate::request::Micros;
 use crate::sequence::{Fresh, Prefetch, Slot, Waiting};
@@ -73,7 +73,7 @@ impl Scheduler {
             if self.prefetches.under_way.len() < most && self.may_prefetch(cache, slot, ahead) {
                 self.begin_prefetch(cache, slot);
             }
-            let Demand { now, later, .. } = self.demand(cache, slot);
+            let [now, later] = self.growth_of(cache, slot);
             ahead += now + later;
         }
         self.step.order = candidates;
@@ -101,9 +101,9 @@ impl Scheduler {
         if others.any(|other| other.prefetch.as_ref().map(|prefetch| &prefetch.first) == first) {
             return false;
         }
-        let own = self.demand(cache, slot);
-        let demand = Demand { now: own.now + ahead, ..own };
-        self.within_ceiling(cache, slot, demand) && self.leaves_room(cache, tenant, demand)
+        let [now, later] = self.growth_of(cache, slot);
+        let demand = Demand { adapters: 0, ..self.demand(cache, slot, [now + ahead, later]) };
+        self.fits(cache, tenant, demand, None).fits()
     }
 
     fn prefetch_offer(&self, cache: &KvCache, slot: Slot) -> Option<Offer> {

@@ -9,23 +9,27 @@
 //! O(tenants with one)).
 
 use folio_kv::{GroupCounts, KvCache, TenantId};
+use rustc_hash::FxHashMap;
 
 use super::Scheduler;
 use crate::request::AdapterId;
 use crate::sequence::Slot;
 
-/// What somebody asks for; every part of it must be there.
+/// What somebody asks for, or what of that is short; every part of it must be there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Resources {
+pub(super) struct Demand {
     /// Per cache group. A state is a block of its group.
     pub blocks: GroupCounts,
+    /// That must be left behind those: of the pools, and of group 0 below its tenant's ceiling.
+    pub left: GroupCounts,
+    pub left_to_tenant: u32,
     /// Slots for weights that no running sequence uses yet.
     pub adapters: u32,
     /// That a transfer from outside is to write.
     pub transfer_bytes: u64,
 }
 
-impl From<GroupCounts> for Resources {
+impl From<GroupCounts> for Demand {
     fn from(blocks: GroupCounts) -> Self {
         Self { blocks, ..Self::default() }
     }
@@ -34,34 +38,44 @@ impl From<GroupCounts> for Resources {
 #[derive(Default)]
 pub(super) struct Reservations {
     blocks: GroupCounts,
-    /// Whose, and how many.
-    owners: Vec<(TenantId, u32)>,
+    /// Whose: how many, and how many blocks of group 0.
+    owners: FxHashMap<TenantId, (u32, u32)>,
     /// Those in use, and by how many running sequences.
-    adapters: Vec<(AdapterId, u32)>,
+    adapters: FxHashMap<AdapterId, u32>,
+}
+
+/// Whose blocks could make up for what is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivesWay {
+    /// No blocks do: a slot comes from the end of the last who uses its adapter, bytes in transfer from reports of transfers.
+    Nobody,
+    /// The tenant's own: it is at its ceiling.
+    Tenant,
+    /// The tenant's own, and those of whoever holds more than its guarantee: others' guarantees leave it no more.
+    Borrowers,
+    /// Anybody's: the pool is not divided, or it would have room and must leave it to others.
+    Anybody,
 }
 
 /// Whether it can be had now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fits,
-    /// So much is lacking. Blocks come from who is preempted or ends, a slot from the end of the last who uses its adapter (nobody is
-    /// preempted for it), bytes in transfer from the reports of transfers.
-    Lacks(Resources),
+    /// So much of each part is short.
+    Lacks(Demand, GivesWay),
 }
 
 impl Verdict {
     pub fn fits(self) -> bool {
         self == Verdict::Fits
     }
-}
 
-/// One more of a few that are counted, or one less.
-fn count<K: PartialEq>(counts: &mut Vec<(K, u32)>, key: K, more: bool) {
-    match counts.iter().position(|(other, _)| *other == key) {
-        Some(at) if more => counts[at].1 += 1,
-        Some(at) if counts[at].1 > 1 => counts[at].1 -= 1,
-        Some(at) => drop(counts.swap_remove(at)),
-        None => counts.push((key, 1)),
+    /// Blocks that are short.
+    pub fn lacking(self) -> GroupCounts {
+        match self {
+            Verdict::Fits => GroupCounts::default(),
+            Verdict::Lacks(short, _) => short.blocks,
+        }
     }
 }
 
@@ -72,85 +86,107 @@ impl Reservations {
 
     /// All reservations, for `check`.
     pub fn blocks(&self) -> (GroupCounts, u32) {
-        (self.blocks, self.owners.iter().map(|(_, count)| count).sum())
+        (self.blocks, self.owners.values().map(|(count, _)| count).sum())
     }
 
     /// A running sequence uses an adapter, or does no more.
     pub fn use_adapter(&mut self, adapter: Option<AdapterId>, begins: bool) {
-        adapter.into_iter().for_each(|adapter| count(&mut self.adapters, adapter, begins));
+        let Some(adapter) = adapter else { return };
+        let users = self.adapters.entry(adapter).or_default();
+        *users = if begins { *users + 1 } else { *users - 1 };
+        if *users == 0 {
+            self.adapters.remove(&adapter);
+        }
     }
 
     /// Those in use, for `check`.
-    pub fn adapters(&self) -> &[(AdapterId, u32)] {
+    pub fn adapters(&self) -> &FxHashMap<AdapterId, u32> {
         &self.adapters
     }
 
     /// Replaces what one sequence of `owner` had set aside.
     pub fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
-        let zero = GroupCounts::default();
-        self.blocks = (self.blocks + after.unwrap_or(zero)).saturating_sub(before.unwrap_or(zero));
-        if before.is_some() != after.is_some() {
-            count(&mut self.owners, owner, after.is_some());
+        if before.or(after).is_none() {
+            return;
+        }
+        let (less, more) = (before.unwrap_or_default(), after.unwrap_or_default());
+        self.blocks = (self.blocks + more).saturating_sub(less);
+        let (count, blocks) = self.owners.entry(owner).or_default();
+        *count = *count + u32::from(after.is_some()) - u32::from(before.is_some());
+        *blocks = *blocks + more[0] - less[0];
+        if *count == 0 {
+            self.owners.remove(&owner);
         }
     }
 }
 
 impl Scheduler {
-    /// Whether `owner` can take what it asks for without breaking a reservation; `own`'s does not count against it.
+    /// Whether `owner` can take what it asks for, and leave what is to be left, without breaking a reservation; `own`'s does not count
+    /// against it. Everybody who decides about room asks this.
     pub(super) fn fits(
         &self,
         cache: &KvCache,
         owner: TenantId,
-        asked: impl Into<Resources>,
+        demand: impl Into<Demand>,
         own: Option<Slot>,
     ) -> Verdict {
-        let asked = asked.into();
-        let blocks = asked.blocks.saturating_sub(self.unreserved(cache, cache.available_to(owner), own));
-        let transfer_bytes = match asked.transfer_bytes {
-            0 => 0,
-            bytes => (cache.loading_bytes() + bytes).saturating_sub(self.config.max_transfer_bytes),
+        let asked = demand.into();
+        let (pools, ceiling) = self.unreserved(cache, owner, own);
+        let of_tenant = asked.blocks[0] + asked.left_to_tenant;
+        let above = of_tenant.saturating_sub(ceiling);
+        let mut blocks = (asked.blocks + asked.left).saturating_sub(pools);
+        blocks[0] = blocks[0].max(above);
+        let used = self.reservations.adapters.len() as u32 + asked.adapters;
+        let adapters = used.saturating_sub(self.config.max_adapters).min(asked.adapters);
+        let bytes = cache.loading_bytes() + asked.transfer_bytes;
+        let transfer_bytes = bytes.saturating_sub(self.config.max_transfer_bytes).min(asked.transfer_bytes);
+        let gives_way = match cache.has_quotas() {
+            _ if adapters > 0 || transfer_bytes > 0 => GivesWay::Nobody,
+            _ if blocks.is_zero() => return Verdict::Fits,
+            true if above > 0 => GivesWay::Tenant,
+            true if of_tenant > pools[0] || asked.left.is_zero() => GivesWay::Borrowers,
+            _ => GivesWay::Anybody,
         };
-        let adapters = match asked.adapters {
-            0 => 0,
-            slots => {
-                (self.reservations.adapters.len() as u32 + slots).saturating_sub(self.config.max_adapters)
-            }
-        };
-        let lacking = Resources { blocks, adapters, transfer_bytes };
-        if lacking == Resources::default() { Verdict::Fits } else { Verdict::Lacks(lacking) }
+        Verdict::Lacks(Demand { blocks, adapters, transfer_bytes, ..Demand::default() }, gives_way)
     }
 
     /// The slot that a sequence which does not run would take for its adapter.
     pub(super) fn adapters(&self, slot: Slot) -> u32 {
         let adapter = self.sequences[slot].request.adapter_id();
-        let is_used = |adapter| self.reservations.adapters.iter().any(|(used, _)| *used == adapter);
-        u32::from(adapter.is_some_and(|adapter| !is_used(adapter)))
+        u32::from(adapter.is_some_and(|adapter| !self.reservations.adapters.contains_key(&adapter)))
     }
 
-    /// Of what is `available` to whoever asks, what may be taken without breaking a reservation.
-    pub(super) fn unreserved(
-        &self,
-        cache: &KvCache,
-        available: GroupCounts,
-        own: Option<Slot>,
-    ) -> GroupCounts {
-        let mut spare = available;
-        let own = own.map(|slot| &self.sequences[slot]);
-        let mine = own.and_then(|sequence| sequence.running()?.reserved);
+    /// What a tenant may take without breaking a reservation but `own`'s: of the pools, and of group 0 below its ceiling.
+    fn unreserved(&self, cache: &KvCache, owner: TenantId, own: Option<Slot>) -> (GroupCounts, u32) {
+        let mine = own.and_then(|slot| self.sequences[slot].running()?.reserved).unwrap_or_default();
+        let (mut pools, mut ceiling) = (cache.available(), u32::MAX);
         if cache.has_quotas() {
-            // Whatever anybody takes may be what a reservation of another tenant counts on.
-            for (tenant, count) in &self.reservations.owners {
-                let also_mine = mine.is_some() && own.is_some_and(|sequence| sequence.owner() == *tenant);
-                if *count > u32::from(also_mine) {
-                    spare[0] = spare[0].min(cache.available_to(*tenant)[0]);
+            (pools[0], ceiling) = cache.room(owner);
+            for (tenant, (_, blocks)) in &self.reservations.owners {
+                match *tenant == owner {
+                    true => ceiling = ceiling.saturating_sub(blocks - mine[0]),
+                    // Whatever anybody takes may be what a reservation of another tenant counts on.
+                    false => pools[0] = pools[0].min(cache.room(*tenant).0),
                 }
             }
         }
         if self.reservations.is_empty() {
-            return spare;
+            return (pools, ceiling);
         }
-        let others = self.reservations.blocks.saturating_sub(mine.unwrap_or_default());
-        spare.saturating_sub(others + cache.shared_references())
+        let others = self.reservations.blocks.saturating_sub(mine);
+        (pools.saturating_sub(others + cache.shared_references()), ceiling)
+    }
+
+    /// The most that [`Scheduler::fits`].
+    pub(super) fn spare(&self, cache: &KvCache, owner: TenantId, own: Option<Slot>) -> GroupCounts {
+        let (mut pools, ceiling) = self.unreserved(cache, owner, own);
+        pools[0] = pools[0].min(ceiling);
+        pools
+    }
+
+    /// Blocks of group 0 that nobody who runs was promised or is about to need.
+    pub(crate) fn unpromised(&self, cache: &KvCache) -> u32 {
+        cache.available().saturating_sub(self.reservations.blocks + self.sum_of_growth(cache))[0]
     }
 
     /// Sets aside, for a running sequence, all that it may ever need.
@@ -180,5 +216,57 @@ impl Scheduler {
         sequence.running().map_or_else(GroupCounts::default, |running| {
             cache.missing(&running.table, sequence.growth(positions, self.config.max_num_batched_tokens))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_kv::{BlockHashes, CacheConfig, Identity, LruLeafFirst, Quota, Root};
+
+    use super::*;
+    use crate::SchedulerConfig;
+
+    /// Ten blocks, of which tenant 2 holds seven.
+    fn cache(quotas: &[(TenantId, Quota)]) -> KvCache {
+        let config = CacheConfig { blocks: 10, block_tokens: 4, bytes_per_block: 1 };
+        let mut cache = KvCache::new(config, Box::new(LruLeafFirst::new()));
+        cache.set_quotas(quotas).expect("a division that can be");
+        let (tenant_secret, model_digest, layout_digest) = (&[2; 32], &[0; 32], &[0; 32]);
+        let tenant = TenantId(2);
+        let identity = Identity { tenant, tenant_secret, model_digest, layout_digest, extra: &[] };
+        let mut table = cache.empty_table(BlockHashes::new(&Root::derive(&identity), &[], 4));
+        cache.grow(&mut table, 28, &mut Vec::new()).expect("room for seven");
+        std::mem::forget(table);
+        cache
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_by_part_by_number_and_by_who_could_give_way() {
+        let config = SchedulerConfig { max_adapters: 1, max_transfer_bytes: 100, ..Default::default() };
+        let scheduler = Scheduler::new(config).expect("valid limits");
+        let asks = |cache: &KvCache, demand: Demand| scheduler.fits(cache, TenantId(1), demand, None);
+        let blocks = |count| Demand::from(GroupCounts::full(count));
+        let lacks = |count, gives_way| Verdict::Lacks(blocks(count), gives_way);
+        let whole = cache(&[]);
+        assert_eq!(asks(&whole, blocks(3)), Verdict::Fits);
+        assert_eq!(asks(&whole, blocks(4)), lacks(1, GivesWay::Anybody));
+        let and_left = Demand { left: GroupCounts::full(2), ..blocks(2) };
+        assert_eq!(asks(&whole, and_left), lacks(1, GivesWay::Anybody));
+
+        let quota = |tenant, guarantee, ceiling| (TenantId(tenant), Quota { guarantee, ceiling });
+        let divided = cache(&[quota(1, 2, 6), quota(2, 4, 10)]);
+        assert_eq!(asks(&divided, blocks(3)), Verdict::Fits);
+        assert_eq!(asks(&divided, blocks(5)), lacks(2, GivesWay::Borrowers), "the pool is short");
+        assert_eq!(asks(&divided, blocks(7)), lacks(4, GivesWay::Tenant), "the ceiling is, too");
+        let and_left = Demand { left_to_tenant: 4, ..blocks(3) };
+        assert_eq!(asks(&divided, and_left), lacks(1, GivesWay::Tenant), "the ceiling alone is");
+        let and_left = Demand { left: GroupCounts::full(2), ..blocks(2) };
+        assert_eq!(asks(&divided, and_left), lacks(1, GivesWay::Anybody), "others are left too little");
+
+        for short in [Demand { adapters: 2, ..blocks(3) }, Demand { transfer_bytes: 101, ..blocks(3) }] {
+            let (adapters, transfer_bytes) = (short.adapters / 2, short.transfer_bytes / 101);
+            let lacking = Demand { adapters, transfer_bytes, ..Demand::default() };
+            assert_eq!(asks(&whole, short), Verdict::Lacks(lacking, GivesWay::Nobody));
+        }
     }
 }

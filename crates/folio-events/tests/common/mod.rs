@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use folio_engine::EventFeed;
-use folio_events::{KvEvents, KvEventsConfig, Source, int_hash};
+use folio_events::{EventSource, KvEvents, KvEventsConfig, int_hash};
 use folio_kv::{BlockHashes, CacheConfig, CacheEvent, Identity, KvCache, LruLeafFirst, Root, TenantId};
 use rmpv::Value;
 
@@ -37,7 +37,7 @@ pub fn bench(blocks: u32, most: usize, more: &str) -> Bench {
         let name = ["zero", "one", "two"][tenant.0 as usize];
         names.as_ref().is_none_or(|names| names.iter().any(|told| told == name)).then(|| name.into())
     };
-    let source = Source { config, feed: feed.clone() };
+    let source = EventSource { config, feed: feed.clone() };
     let events = KvEvents::start(&source, Box::new(told), Box::new(Vec::new)).expect("it starts");
     wait_until("it has begun", || events.stats().next_message == 1);
     Bench { cache, feed, events }

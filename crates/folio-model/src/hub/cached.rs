@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::error::{Result, at};
-use super::layout::{Layout, files_of, gguf_files, is_commit, is_complete};
+use super::layout::{RepoFolder, files_of, gguf_files, is_commit, is_complete};
 use super::{Hub, ModelName, variant};
 use crate::checkpoint::gguf::split_name;
 
@@ -46,13 +46,13 @@ impl Hub {
         let mut models = Vec::new();
         for name in folders.filter_map(|folder| ModelName::of_folder(&folder)) {
             let before = models.len();
-            for (revision, commit) in revisions(&Layout::new(&self.cache, &name)) {
-                let snapshot = Layout::new(&self.cache, &name).snapshot(&commit);
+            for (revision, commit) in revisions(&RepoFolder::new(&self.cache, &name)) {
+                let snapshot = RepoFolder::new(&self.cache, &name).snapshot(&commit);
                 models.extend(models_of(&name, &revision, &snapshot));
             }
             if models.len() == before {
                 // An interrupted download.
-                let blobs = Layout::new(&self.cache, &name).root().join("blobs");
+                let blobs = RepoFolder::new(&self.cache, &name).root().join("blobs");
                 models.push(partial(name, &blobs));
             }
         }
@@ -62,7 +62,7 @@ impl Hub {
 }
 
 /// Revisions that have a name, and commits that have none.
-fn revisions(layout: &Layout) -> Vec<(String, String)> {
+fn revisions(layout: &RepoFolder) -> Vec<(String, String)> {
     let refs = layout.root().join("refs");
     let named = files_of(&refs).into_iter().filter_map(|name| {
         let commit = fs::read_to_string(refs.join(&name)).ok()?.trim().to_owned();

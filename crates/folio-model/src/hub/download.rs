@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use super::DownloadProgress;
 use super::error::{HubError, Result, at};
 use super::http::{Failure, Http, Refusal, Reply, header};
-use super::layout::Layout;
+use super::layout::RepoFolder;
 use super::listing::{Etag, RemoteFile};
 
 /// Attempts in a row without a single new byte.
@@ -27,7 +27,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Shared by the files of one download.
 pub struct Transfer<'a> {
     pub http: &'a Http,
-    pub layout: &'a Layout,
+    pub layout: &'a RepoFolder,
     /// Address of the commit's files, without the last slash.
     pub address: String,
     /// Says what the hub's refusal means.

@@ -24,13 +24,13 @@ use crate::checkpoint::parse_index;
 use crate::eagle::is_head;
 
 /// One model's part of the cache.
-pub struct Layout {
+pub struct RepoFolder {
     root: PathBuf,
     locks: PathBuf,
     revision: String,
 }
 
-impl Layout {
+impl RepoFolder {
     pub fn new(cache: &Path, name: &ModelName) -> Self {
         Self {
             root: cache.join(name.folder()),

@@ -26,7 +26,7 @@ use download::{Transfer, backoff};
 pub use error::HubError;
 use error::Result;
 use http::{Failure, Http, Refusal, Reply};
-use layout::Layout;
+use layout::RepoFolder;
 pub use listing::CARD;
 use listing::{Listing, RemoteFile};
 pub use name::ModelName;
@@ -130,7 +130,7 @@ impl Hub {
     /// What there is to open of a model that is completely here: a folder, or the first file of a GGUF model. Without a variant any
     /// GGUF model that is here will do. No network.
     pub fn cached(&self, name: &ModelName) -> Option<PathBuf> {
-        Layout::new(&self.cache, name).cached(name.variant())
+        RepoFolder::new(&self.cache, name).cached(name.variant())
     }
 
     /// The folder or GGUF file of a model: from the cache when it is there, else downloaded.
@@ -153,7 +153,7 @@ impl Hub {
         }
         let http = Http::new(self.token.clone());
         let listing = self.listing(&http, name)?;
-        let layout = Layout::new(&self.cache, name);
+        let layout = RepoFolder::new(&self.cache, name);
         layout.create_folders()?;
 
         let refused = |url: &str, refusal: &Refusal| self.refused(name, url, refusal);
@@ -319,7 +319,7 @@ impl Hub {
     /// Which weight files to download, after making sure that the model can be served at all.
     fn choose_weights(
         &self,
-        layout: &Layout,
+        layout: &RepoFolder,
         name: &ModelName,
         listing: &Listing,
     ) -> Result<Vec<RemoteFile>> {

@@ -9,7 +9,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::error::{HubError, Result, at};
-use super::layout::{Layout, files_of, is_commit};
+use super::layout::{RepoFolder, files_of, is_commit};
 use super::{Hub, ModelName, variant};
 
 /// What went.
@@ -23,7 +23,7 @@ impl Hub {
     /// Removes a model: without revision and variant all that is here of it; with a revision, that one; with a variant, that GGUF
     /// model, of the revision or of all.
     pub fn remove(&self, name: &ModelName) -> Result<Removed> {
-        let layout = Layout::new(&self.cache, name);
+        let layout = RepoFolder::new(&self.cache, name);
         let absent =
             || HubError::NotCached { model: name.to_string(), cache: self.cache.display().to_string() };
         if !layout.root().is_dir() {
@@ -69,7 +69,7 @@ impl Hub {
 }
 
 /// A lock that is held is a download's.
-fn no_download(layout: &Layout, name: &ModelName) -> Result<()> {
+fn no_download(layout: &RepoFolder, name: &ModelName) -> Result<()> {
     for file in files_of(layout.locks()) {
         let Ok(file) = File::open(layout.locks().join(file)) else { continue };
         if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
@@ -90,7 +90,7 @@ fn claim(blob: &Path, name: &ModelName) -> Result<File> {
     }
 }
 
-fn commits(layout: &Layout) -> Vec<String> {
+fn commits(layout: &RepoFolder) -> Vec<String> {
     let entries = fs::read_dir(layout.root().join("snapshots")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_commit(name)).collect()
 }
@@ -116,7 +116,7 @@ fn files_in(folder: &Path) -> BTreeMap<PathBuf, u64> {
 }
 
 /// What holds the bytes of `going` and of no other link.
-fn unreferenced(layout: &Layout, going: &BTreeSet<PathBuf>) -> BTreeMap<PathBuf, u64> {
+fn unreferenced(layout: &RepoFolder, going: &BTreeSet<PathBuf>) -> BTreeMap<PathBuf, u64> {
     let all: Vec<PathBuf> =
         commits(layout).iter().flat_map(|commit| links(&layout.snapshot(commit), None)).collect();
     let kept: BTreeSet<PathBuf> =
@@ -126,14 +126,14 @@ fn unreferenced(layout: &Layout, going: &BTreeSet<PathBuf>) -> BTreeMap<PathBuf,
 }
 
 /// The blob behind a link; the file itself where it is none; `None` for a link that leads elsewhere, which is not ours.
-fn bytes_of(layout: &Layout, link: &Path) -> Option<PathBuf> {
+fn bytes_of(layout: &RepoFolder, link: &Path) -> Option<PathBuf> {
     let Ok(target) = fs::read_link(link) else { return Some(link.to_owned()) };
     let blob = layout.root().join("blobs").join(target.file_name()?);
     let same = |path: &Path| path.canonicalize().ok();
     (same(&blob)? == same(link)?).then_some(blob)
 }
 
-fn remove_refs(layout: &Layout, goes: impl Fn(&str) -> bool) -> Result<()> {
+fn remove_refs(layout: &RepoFolder, goes: impl Fn(&str) -> bool) -> Result<()> {
     let refs = layout.root().join("refs");
     for path in files_of(&refs).into_iter().map(|name| refs.join(name)) {
         if fs::read_to_string(&path).is_ok_and(|commit| goes(commit.trim())) {

@@ -49,12 +49,12 @@ pub struct FileMeta {
 
 /// What a file holds.
 #[derive(Clone, Debug)]
-pub enum Content {
+pub enum FileContent {
     Memory(Arc<[u8]>),
     Disk(PathBuf),
 }
 
-impl Content {
+impl FileContent {
     pub fn reader(&self) -> io::Result<Box<dyn BufRead + Send>> {
         Ok(match self {
             Self::Memory(bytes) => Box::new(Cursor::new(bytes.clone())),

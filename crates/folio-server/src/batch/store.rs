@@ -30,7 +30,7 @@ use indexmap::IndexMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::config::{BatchConfig, BatchLimits};
-use super::records::{Batch, BatchRecord, Content, FileMeta, VERSION, listed, read_all, write_json};
+use super::records::{Batch, BatchRecord, FileContent, FileMeta, VERSION, listed, read_all, write_json};
 use super::results::{ResultSink, Results, Room};
 use crate::error::ServerError;
 use crate::http::fresh_id;
@@ -42,7 +42,7 @@ const AGAIN_S: u64 = 60;
 
 struct FileEntry {
     meta: FileMeta,
-    content: Content,
+    content: FileContent,
     /// When it is looked at whether it goes.
     expires_at: Option<u64>,
 }
@@ -136,7 +136,7 @@ impl Store {
             fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         for meta in metas {
-            let content = Content::Disk(self.data(&meta.id).unwrap_or_default());
+            let content = FileContent::Disk(self.data(&meta.id).unwrap_or_default());
             self.insert(meta, content);
         }
         for record in records {
@@ -149,7 +149,7 @@ impl Store {
         Some(self.dir.as_ref()?.join("files").join(format!("{id}.data")))
     }
 
-    fn insert(&self, meta: FileMeta, content: Content) {
+    fn insert(&self, meta: FileMeta, content: FileContent) {
         let mut inner = self.inner.lock();
         self.room.lock().take(&meta.owner, meta.bytes);
         let (owner, id, expires_at) = (meta.owner.clone(), meta.id.clone(), meta.expires_at);
@@ -197,12 +197,12 @@ impl Store {
             purpose: "batch".to_owned(),
         };
         let content = match self.data(&meta.id) {
-            None => Content::Memory(bytes.into()),
+            None => FileContent::Memory(bytes.into()),
             Some(path) => {
                 let mut file = File::create(&path).map_err(storage)?;
                 file.write_all(bytes).and_then(|()| file.sync_all()).map_err(storage)?;
                 self.save_meta(&meta).map_err(storage)?;
-                Content::Disk(path)
+                FileContent::Disk(path)
             }
         };
         self.insert(meta.clone(), content);
@@ -268,7 +268,7 @@ impl Store {
         }
     }
 
-    pub fn file(&self, owner: &str, id: &str) -> Option<(FileMeta, Content)> {
+    pub fn file(&self, owner: &str, id: &str) -> Option<(FileMeta, FileContent)> {
         let inner = self.current();
         let entry = inner.own.get(owner)?.files.get(id)?;
         Some((entry.meta.clone(), entry.content.clone()))
@@ -396,17 +396,17 @@ impl Store {
         for (at, (sink, (id, what))) in sinks.into_iter().zip(ids).enumerate() {
             let bytes = sink.bytes();
             let content = match sink {
-                ResultSink::Memory(bytes) => Content::Memory(bytes.into()),
+                ResultSink::Memory(bytes) => FileContent::Memory(bytes.into()),
                 ResultSink::Disk { file, path, bytes } => {
                     // A line that a full disk cut short is none.
                     file.set_len(bytes)?;
                     file.sync_all()?;
-                    Content::Disk(path)
+                    FileContent::Disk(path)
                 }
             };
             published[at] = bytes > 0;
             if bytes == 0 {
-                if let Content::Disk(path) = content {
+                if let FileContent::Disk(path) = content {
                     fs::remove_file(path)?;
                 }
                 continue;

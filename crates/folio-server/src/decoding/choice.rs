@@ -14,7 +14,7 @@ use folio_engine::request::{self, Token};
 use folio_text::{DetokenizeOptions, Detokenizer, OutputEvent, OutputParser, StopMatcher, Tokenizer};
 
 use crate::decoding::reading::Reading;
-use crate::safety::Rules;
+use crate::safety::SafetyRules;
 use crate::safety::gate::AnswerGate;
 
 /// The engine's log probabilities as answers tell them.
@@ -67,7 +67,7 @@ impl Choice {
         generation: &Generation,
         reading: Option<&Reading>,
         (params, matcher): (Arc<SamplingParams>, StopMatcher),
-        rules: Option<&Arc<Rules>>,
+        rules: Option<&Arc<SafetyRules>>,
     ) -> Self {
         // Control tokens are left out here, where it is known which of them are needed.
         let options = DetokenizeOptions { skip_special_tokens: false, continues: true };

@@ -31,9 +31,9 @@ use crate::http::stream::Abort;
 use crate::load::Load;
 use crate::tenancy::Tenancy;
 use crate::tenancy::declared::DeclaredPrefix;
-use crate::tenancy::gate::{AdmittedRequest, Need, Ticket};
+use crate::tenancy::gate::{AdmittedRequest, Need, Permit};
 use crate::tenancy::tenant::Tenant;
-use folio_api::cache::Retention as AskedRetention;
+use folio_api::cache::RetentionOptions;
 use folio_api::fields::Fields;
 use folio_api::hints::{Api, Hints};
 use folio_api::openai::chat;
@@ -46,7 +46,7 @@ const ATTEMPTS: u32 = 3;
 /// A prefix to be made.
 struct Wanted {
     tokens: Arc<[u32]>,
-    keep: AskedRetention,
+    keep: RetentionOptions,
     /// The field the prefix came from.
     field: &'static str,
 }
@@ -110,7 +110,7 @@ fn read(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<Wanted
         inputs.served.adapter(Some(&name))?;
         return Err(ApiError::invalid("model", "Prefixes of adapters are not kept by name."));
     }
-    let keep = AskedRetention::read(&mut fields)?;
+    let keep = RetentionOptions::read(&mut fields)?;
     let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
     let (tokens, field) = tokens(inputs, Some(tenant), &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
@@ -199,7 +199,7 @@ fn request(generator: &Generator, tenant: &Tenant, tokens: &Arc<[u32]>, range: R
 }
 
 /// The engine's refusal of a request that was let in.
-fn refused_by(generator: &Generator, ticket: Ticket, rejected: Rejected) -> ApiError {
+fn refused_by(generator: &Generator, ticket: Permit, rejected: Rejected) -> ApiError {
     ticket.refused();
     generator.observability.metrics.rejected(&rejected);
     refusal(rejected)
@@ -208,7 +208,7 @@ fn refused_by(generator: &Generator, ticket: Ticket, rejected: Rejected) -> ApiE
 async fn run(
     generator: &Generator,
     tenant: &Tenant,
-    mut ticket: Ticket,
+    mut ticket: Permit,
     request: Request,
 ) -> Result<Computed, ApiError> {
     let Generator { served, observability, .. } = generator;
@@ -281,7 +281,7 @@ pub async fn change(State(generator): Shared<Generator>, Id(id): Id, request: Js
     let (tenant, id, bytes) = (asking.cache, parse(&id)?, body.len());
     let read = move || {
         let mut fields = Fields::of_body(&body)?;
-        let keep = AskedRetention::read(&mut fields)?;
+        let keep = RetentionOptions::read(&mut fields)?;
         let load = fields.take::<bool>("load")?.unwrap_or(false);
         fields.finish(&[])?;
         Ok((keep, load))
@@ -291,7 +291,7 @@ pub async fn change(State(generator): Shared<Generator>, Id(id): Id, request: Js
         return Err(missing().into());
     };
     let loaded = if loads { Some(load_prefix(&generator, &asking, &entry, &now).await?) } else { None };
-    let wanted = match loads && keep == AskedRetention::default() {
+    let wanted = match loads && keep == RetentionOptions::default() {
         // Whatever came: only of what is whole more can be said.
         true => CacheCommand::Show { tenant, id },
         false => CacheCommand::Change {

@@ -24,7 +24,7 @@ use crate::arrival::Flight;
 use crate::decoding::choice::told;
 use crate::generation::Generator;
 use crate::generation::retention::refused;
-use crate::tenancy::gate::Ticket;
+use crate::tenancy::gate::Permit;
 use crate::tenancy::unread::{event_bytes, gathered_bytes, gathered_vector_bytes};
 pub(crate) use response::Whole;
 pub(super) use response::{Output, ResponseDriver};
@@ -220,7 +220,7 @@ impl ResponseDriver {
         self.usage.cached_tokens += u64::from(cached);
         self.metrics().prompt(tokens, u64::from(cached));
         self.meter.prompt(tokens, cached.into());
-        self.ticket.iter_mut().for_each(Ticket::started);
+        self.ticket.iter_mut().for_each(Permit::started);
         let Generator { tenancy, served, .. } = &*self.generator;
         if self.job.reads_shared(job) {
             tenancy.shared.served(served, &job.tokens, cached);

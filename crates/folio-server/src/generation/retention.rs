@@ -4,17 +4,17 @@
 //! truncation).
 
 use folio_api::ApiError;
-use folio_api::cache::{CacheOptions, Retention as ClientRetention};
+use folio_api::cache::{CacheOptions, RetentionOptions};
 use folio_engine::request::RetentionRange;
 use folio_kv::{DEFAULT_PRIORITY, KeepRefused, Retention};
 
 const _: () = assert!(folio_api::cache::PRIORITY_MAX == folio_kv::PRIORITY_MAX);
 
-pub fn retention(asked: &ClientRetention) -> Retention {
+pub fn retention(asked: &RetentionOptions) -> Retention {
     Retention { priority: asked.priority.unwrap_or(DEFAULT_PRIORITY), ttl_us: asked.ttl_us }
 }
 
-fn over(asked: &ClientRetention, tokens: std::ops::Range<u32>) -> RetentionRange {
+fn over(asked: &RetentionOptions, tokens: std::ops::Range<u32>) -> RetentionRange {
     let Retention { priority, ttl_us } = retention(asked);
     RetentionRange { tokens, priority, ttl_us, pin: asked.pin.unwrap_or(false) }
 }

@@ -25,7 +25,7 @@ use crate::http::reply::{json_bytes, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::observability::traces::Requested;
 use crate::observability::why::{RequestKind, SubmittedRequest};
-use crate::tenancy::gate::{AdmittedRequest, Need, TOKENS_EXPECTED, Ticket};
+use crate::tenancy::gate::{AdmittedRequest, Need, Permit, TOKENS_EXPECTED};
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
 
@@ -247,7 +247,7 @@ fn requested(job: &Job, flight: &Flight) -> Requested {
     }
 }
 
-fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<AdmittedRequest>) -> Result<Ticket, ApiError> {
+fn admit(tenant: &Tenant, job: &mut Job, entry: &Arc<AdmittedRequest>) -> Result<Permit, ApiError> {
     let asked = job.generation.max_tokens;
     let mut need = Need { prompts: job.prompts.len() as u32, prompt_tokens: 0, output_tokens: 0 };
     for prompt in &mut job.prompts {

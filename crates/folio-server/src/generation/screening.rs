@@ -12,7 +12,7 @@ use crate::generation::Generator;
 use crate::generation::input::InputProcessor;
 use crate::generation::job::Job;
 use crate::http::reply::Reply;
-use crate::safety::{Found, Keys, Replacement, Rules, Screened, question};
+use crate::safety::{Found, Keys, Replacement, SafetyRules, Screened, question};
 
 /// Bytes of a body that is read at once.
 const QUICK_BYTES: usize = 1024;
@@ -126,7 +126,7 @@ pub fn screen_input(
 }
 
 /// What the rules for prompts, where there are some, find; counted.
-fn found_by_rules(inputs: &InputProcessor, judge: impl FnOnce(&Rules, &mut Found)) -> Found {
+fn found_by_rules(inputs: &InputProcessor, judge: impl FnOnce(&SafetyRules, &mut Found)) -> Found {
     let mut found = Found::default();
     if let Some(rules) = inputs.safety.input() {
         judge(rules, &mut found);

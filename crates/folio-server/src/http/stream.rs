@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, header};
-use folio_api::events::{EventSink, Framing};
+use folio_api::events::{Framing, StreamSink};
 use folio_engine::CancelFlag;
 use futures_core::Stream;
 use parking_lot::Mutex;
@@ -115,7 +115,7 @@ impl Events {
     }
 }
 
-impl EventSink for Events {
+impl StreamSink for Events {
     fn send(&self, json: &str) {
         let begin = if self.1 == Framing::Events { "data: " } else { "" };
         self.0.push(format!("{begin}{json}{}", self.end()));

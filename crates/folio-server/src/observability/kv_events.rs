@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use folio_events::{CacheNames, KvEvents, KvEventsConfig, Owners, Source};
+use folio_events::{CacheNames, EventSource, KvEvents, KvEventsConfig, Owners};
 use folio_kv::Root;
 
 use crate::error::ServerError;
@@ -13,11 +13,11 @@ use crate::tenancy::tenants::Tenants;
 /// What is published, and how that was asked for.
 pub(crate) struct Published {
     pub events: Arc<KvEvents>,
-    pub source: Source,
+    pub source: EventSource,
 }
 
 /// Starts to publish.
-pub(crate) fn start(source: &Source, tenants: &Arc<Tenants>) -> Result<Published, ServerError> {
+pub(crate) fn start(source: &EventSource, tenants: &Arc<Tenants>) -> Result<Published, ServerError> {
     check(&source.config, tenants)?;
     let owners = owners(&source.config, tenants);
     let events = KvEvents::start(source, told(&source.config, tenants), owners)

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use super::Safety;
 use super::automaton::{Automaton, LONGEST_MAX};
 use super::callout::{Callout, Mode, Sides};
-use super::rules::{Rule, Rules};
+use super::rules::{Rule, SafetyRules};
 use crate::error::ServerError;
 
 const RULES_MAX: usize = 256;
@@ -123,7 +123,7 @@ impl Safety {
             return Err(wrong("rules", format!("there are {}; the limit is {RULES_MAX}", file.rules.len())));
         }
         let mut names = HashSet::new();
-        let (mut input, mut output) = (Rules::default(), Rules::default());
+        let (mut input, mut output) = (SafetyRules::default(), SafetyRules::default());
         for (index, entry) in file.rules.iter().enumerate() {
             if !names.insert(entry.name.as_str()) {
                 return Err(wrong(
@@ -141,7 +141,7 @@ impl Safety {
                 }
             }
         }
-        let side = |rules: Rules| (!rules.automata.is_empty()).then(|| Arc::new(rules));
+        let side = |rules: SafetyRules| (!rules.automata.is_empty()).then(|| Arc::new(rules));
         let callout = file.callout.map(|entry| entry.read(environment)).transpose()?.map(Arc::new);
         Ok(Self { input: side(input), output: side(output), callout })
     }

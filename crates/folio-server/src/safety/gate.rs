@@ -23,7 +23,7 @@ use folio_text::{OutputEvent, Tokenizer};
 
 use super::automaton::{Hit, Scan};
 use super::escapes::Escapes;
-use super::rules::{Rules, merge};
+use super::rules::{SafetyRules, merge};
 use folio_api::events::{Delta, Scored};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ struct Group {
 
 /// See the module documentation.
 pub struct AnswerGate {
-    rules: Arc<Rules>,
+    rules: Arc<SafetyRules>,
     tokenizer: Arc<Tokenizer>,
     /// Reasoning is read, and shown too.
     shows_reasoning: bool,
@@ -88,7 +88,7 @@ pub struct AnswerGate {
 }
 
 impl AnswerGate {
-    pub fn new(rules: Arc<Rules>, tokenizer: Arc<Tokenizer>, shows_reasoning: bool) -> Self {
+    pub fn new(rules: Arc<SafetyRules>, tokenizer: Arc<Tokenizer>, shows_reasoning: bool) -> Self {
         Self {
             rules,
             tokenizer,

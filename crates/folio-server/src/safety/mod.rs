@@ -19,13 +19,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 pub use callout::{Callout, CalloutAnswer, Mode, Replacement, Texts, subject};
-pub use rules::{Found, Keys, Rules};
+pub use rules::{Found, Keys, SafetyRules};
 
 /// What was declared, ready to use. The default lets everything pass.
 #[derive(Clone, Default)]
 pub struct Safety {
-    input: Option<Arc<Rules>>,
-    output: Option<Arc<Rules>>,
+    input: Option<Arc<SafetyRules>>,
+    output: Option<Arc<SafetyRules>>,
     callout: Option<Arc<Callout>>,
 }
 
@@ -60,11 +60,11 @@ pub struct Screened {
 }
 
 impl Safety {
-    pub fn input(&self) -> Option<&Arc<Rules>> {
+    pub fn input(&self) -> Option<&Arc<SafetyRules>> {
         self.input.as_ref()
     }
 
-    pub fn output(&self) -> Option<&Arc<Rules>> {
+    pub fn output(&self) -> Option<&Arc<SafetyRules>> {
         self.output.as_ref()
     }
 

@@ -17,7 +17,7 @@ use super::automaton::{Automaton, Hit, hits_in};
 
 /// The rules of one side: of prompts, or of answers.
 #[derive(Default)]
-pub struct Rules {
+pub struct SafetyRules {
     pub automata: Vec<Automaton>,
     /// By a rule's index; both sides have the same.
     pub rules: Vec<Rule>,
@@ -54,7 +54,7 @@ pub enum Keys {
     All,
 }
 
-impl Rules {
+impl SafetyRules {
     pub fn denies(&self, rule: usize) -> bool {
         self.rules[rule].replacement.is_none()
     }

@@ -94,9 +94,9 @@ pub(crate) struct AdmittedRequest {
     pub trace: OnceLock<Box<TraceContext>>,
 }
 
-/// What is reserved for a request. Dropping it without [`Ticket::settle`] gives everything back that was not used.
+/// What is reserved for a request. Dropping it without [`Permit::settle`] gives everything back that was not used.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct Permit {
     entry: Arc<AdmittedRequest>,
     /// Of the tokens' budget.
     reserved: f64,
@@ -227,10 +227,10 @@ impl Gate {
 
 impl AdmittedRequest {
     /// Reserves what the request's prompts need, or says what they would exceed and when to come again. All or nothing.
-    pub fn reserve(self: &Arc<Self>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
+    pub fn reserve(self: &Arc<Self>, need: Need, now: Instant) -> Result<Permit, ApiError> {
         match self.gate.reserve(need, now) {
             Ok(reserved) => {
-                Ok(Ticket { entry: self.clone(), reserved, waiting: need.prompts, settled: false })
+                Ok(Permit { entry: self.clone(), reserved, waiting: need.prompts, settled: false })
             }
             Err(refused) => {
                 self.give_back();
@@ -260,7 +260,7 @@ impl Drop for AdmittedRequest {
     }
 }
 
-impl Ticket {
+impl Permit {
     /// One of the request's prompts does not wait any more.
     pub fn started(&mut self) {
         if self.waiting > 0 {
@@ -283,7 +283,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = self.entry.gate.counts();
         counts.waiting -= self.waiting;
@@ -312,7 +312,7 @@ mod tests {
     }
 
     /// Lets a request in with what it needs.
-    fn admit(gate: &Arc<Gate>, need: Need, now: Instant) -> Result<Ticket, ApiError> {
+    fn admit(gate: &Arc<Gate>, need: Need, now: Instant) -> Result<Permit, ApiError> {
         gate.enter(Payload::Prompts, now)?.reserve(need, now)
     }
 

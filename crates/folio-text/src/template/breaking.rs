@@ -21,7 +21,7 @@ use serde_json::Value as Json;
 
 use super::ChatInput;
 use crate::error::TextError;
-use crate::tools::{Event as OutputEvent, OutputParser, ParserSetup};
+use crate::tools::{OutputEvent, OutputParser, ParserSetup};
 
 /// Seams: signs of a script that nobody writes in, which no filter changes, escapes or takes for white space or case.
 pub(super) const SEAMS: std::ops::RangeInclusive<char> = '\u{14400}'..='\u{14646}';
@@ -136,7 +136,7 @@ impl<'a> Breaking<'a> {
     /// `sources`: the templates, which have no seam either.
     pub(super) fn new(
         markers: Option<&'a Markers>,
-        sources: &Taken,
+        sources: &TakenCharacters,
         input: &ChatInput<'_>,
     ) -> Result<Self, TextError> {
         let Some(markers) = markers else { return Ok(Self { markers: None, seam: None }) };
@@ -172,9 +172,9 @@ impl<'a> Breaking<'a> {
 
 /// Which characters of [`SEAMS`] occur.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Taken(HashSet<char>);
+pub(super) struct TakenCharacters(HashSet<char>);
 
-impl Taken {
+impl TakenCharacters {
     pub(super) fn see_text(&mut self, text: &str) {
         if !text.is_ascii() {
             self.0.extend(text.chars().filter(|c| SEAMS.contains(c)));

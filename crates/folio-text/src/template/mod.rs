@@ -33,7 +33,7 @@ use crate::reasoning::ReasoningFormat;
 use crate::tokenizer::{Object, SpecialTokens, parse_object, read_optional};
 use crate::tools::ToolFormat;
 use crate::work;
-use breaking::{Breaking, Markers, Taken};
+use breaking::{Breaking, Markers, TakenCharacters};
 use machine::Machine;
 
 /// Where templates were found: name -> (source, origin for messages).
@@ -75,7 +75,7 @@ pub struct ChatTemplate {
     special: BTreeMap<String, String>,
     markers: Option<Markers>,
     /// What the templates have of [`breaking::SEAMS`].
-    taken: Taken,
+    taken: TakenCharacters,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -198,7 +198,7 @@ impl ChatTemplate {
         let mut quick = functions::environment();
         quick.set_fuel(Some(QUICK_FUEL));
         let (mut origins, mut templates) = (BTreeMap::new(), BTreeMap::new());
-        let mut taken = Taken::default();
+        let mut taken = TakenCharacters::default();
         let texts: Vec<&str> = sources.templates.values().map(|(source, _)| source.as_str()).collect();
         texts.iter().for_each(|source| taken.see_text(source));
         let markers = Markers::new(&special.added, &texts);

@@ -12,7 +12,7 @@ use crate::work;
 
 /// What a model's text turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum OutputEvent {
     Content(String),
     Reasoning(String),
     /// Calls are numbered from 0; one ends before the next begins.
@@ -99,7 +99,7 @@ struct CallState {
 pub struct Calls<'a> {
     setup: &'a ParserSetup,
     state: &'a mut CallState,
-    out: &'a mut Vec<Event>,
+    out: &'a mut Vec<OutputEvent>,
 }
 
 impl Calls<'_> {
@@ -118,7 +118,7 @@ impl Calls<'_> {
         let id = id.unwrap_or_else(|| make_id(ids, self.setup.id_seed, index, &name));
         self.state.name.clone_from(&name);
         self.state.any = false;
-        self.out.push(Event::CallStarted { index, id, name });
+        self.out.push(OutputEvent::CallStarted { index, id, name });
     }
 
     pub fn arguments(&mut self, text: &str) {
@@ -127,13 +127,13 @@ impl Calls<'_> {
         }
         self.state.any = true;
         match self.out.last_mut() {
-            Some(Event::Arguments { text: last, .. }) => last.push_str(text),
-            _ => self.out.push(Event::Arguments { index: self.state.made, text: text.to_owned() }),
+            Some(OutputEvent::Arguments { text: last, .. }) => last.push_str(text),
+            _ => self.out.push(OutputEvent::Arguments { index: self.state.made, text: text.to_owned() }),
         }
     }
 
     pub fn end(&mut self) {
-        self.out.push(Event::CallEnded { index: self.state.made });
+        self.out.push(OutputEvent::CallEnded { index: self.state.made });
         self.state.made += 1;
     }
 }
@@ -152,13 +152,13 @@ impl OutputParser {
     }
 
     /// Takes the next piece; appends what became certain.
-    pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
+    pub fn push(&mut self, text: &str, out: &mut Vec<OutputEvent>) {
         self.buf.push_str(text);
         self.advance(false, out);
     }
 
     /// The text is over: what was held back is what it is.
-    pub fn finish(&mut self, out: &mut Vec<Event>) {
+    pub fn finish(&mut self, out: &mut Vec<OutputEvent>) {
         self.advance(true, out);
         self.state = ParserState::Over;
         self.buf.clear();
@@ -191,7 +191,7 @@ impl OutputParser {
         !token.is_empty() && tools.chain(reasoning).any(|marker| marker.contains(token))
     }
 
-    fn advance(&mut self, last: bool, out: &mut Vec<Event>) {
+    fn advance(&mut self, last: bool, out: &mut Vec<OutputEvent>) {
         let mut on = true;
         while on {
             // The buffer is searched, or its beginning moved out of it.
@@ -222,16 +222,16 @@ impl OutputParser {
     }
 
     /// Removes the first bytes of the buffer and emits them as text.
-    fn emit(&mut self, reasoning: bool, length: usize, out: &mut Vec<Event>) {
+    fn emit(&mut self, reasoning: bool, length: usize, out: &mut Vec<OutputEvent>) {
         if length == 0 {
             return;
         }
         let text = self.buf.drain(..length);
         match out.last_mut() {
-            Some(Event::Reasoning(last)) if reasoning => last.extend(text),
-            Some(Event::Content(last)) if !reasoning => last.extend(text),
-            _ if reasoning => out.push(Event::Reasoning(text.collect())),
-            _ => out.push(Event::Content(text.collect())),
+            Some(OutputEvent::Reasoning(last)) if reasoning => last.extend(text),
+            Some(OutputEvent::Content(last)) if !reasoning => last.extend(text),
+            _ if reasoning => out.push(OutputEvent::Reasoning(text.collect())),
+            _ => out.push(OutputEvent::Content(text.collect())),
         }
     }
 
@@ -259,7 +259,7 @@ impl OutputParser {
         markers
     }
 
-    fn text(&mut self, mut text: Text, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
+    fn text(&mut self, mut text: Text, last: bool, out: &mut Vec<OutputEvent>) -> (ParserState, bool) {
         let buf = self.buf.as_str();
         let lead = buf.len() - buf.trim_start().len();
         let mut found: Option<(usize, &'static str, Action)> = None;
@@ -331,7 +331,7 @@ impl OutputParser {
         &mut self,
         mut section: Box<Section>,
         last: bool,
-        out: &mut Vec<Event>,
+        out: &mut Vec<OutputEvent>,
     ) -> (ParserState, bool) {
         let mut calls = Calls { setup: &self.setup, state: &mut self.calls, out };
         let after = ParserState::Text(Text { reasoning: false, fresh: true, after_call: true });
@@ -358,7 +358,7 @@ impl OutputParser {
         }
     }
 
-    fn header(&mut self, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
+    fn header(&mut self, last: bool, out: &mut Vec<OutputEvent>) -> (ParserState, bool) {
         let functions = &self.setup.functions;
         let tools = self.setup.tools.is_some_and(|format| format.harmony);
         match harmony::header(&self.buf, |name| functions.has(name)) {
@@ -385,7 +385,7 @@ impl OutputParser {
         }
     }
 
-    fn body(&mut self, body: MessageKind, last: bool, out: &mut Vec<Event>) -> (ParserState, bool) {
+    fn body(&mut self, body: MessageKind, last: bool, out: &mut Vec<OutputEvent>) -> (ParserState, bool) {
         let markers = harmony::ENDS.iter().chain(&[harmony::START, harmony::CHANNEL]);
         let found = markers.clone().filter_map(|marker| Some((self.buf.find(marker)?, *marker))).min();
         let certain = match found {

@@ -31,7 +31,7 @@ mod strict;
 pub use format::{TOOL_FORMATS, ToolFormat};
 pub use functions::Functions;
 pub(crate) use harmony::MARKERS as HARMONY_MARKERS;
-pub use machine::{Event, OutputParser, ParserSetup};
+pub use machine::{OutputEvent, OutputParser, ParserSetup};
 pub use strict::{CallPlace, CallableFunction, ForcedPrefix};
 
 /// Bytes of a call that may be held back before it is certain that it is one.

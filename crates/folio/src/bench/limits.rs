@@ -9,7 +9,7 @@ use folio_cpu::machine::Machine;
 use folio_model::backend::{DType, GroupKind, KvGroup, KvLayout};
 use folio_model::config::{Feed, Mixer};
 use folio_model::{Config, LoadedModel};
-use folio_server::why::{Demand, StepShape};
+use folio_server::why::{StepNeeds, StepShape};
 use serde::Serialize;
 
 /// What a model costs, from its configuration.
@@ -90,9 +90,9 @@ impl Costs {
     }
 
     /// What one step needs. Of layers with a window each sequence is taken to be as long as all of the step are in the mean.
-    pub fn step(&self, shape: &StepShape) -> Demand {
+    pub fn step(&self, shape: &StepShape) -> StepNeeds {
         let StepShape { rows, logit_rows, .. } = *shape;
-        let mut demand = Demand {
+        let mut demand = StepNeeds {
             bytes: self.weights_of(rows),
             weights: rows * self.body + logit_rows * self.head,
             attention: 0.0,
@@ -127,7 +127,7 @@ impl Costs {
     }
 
     /// Multiplications with quantized weights are of bytes, those of attention always f32.
-    fn slower(&self, machine: &Machine, tokens: f64, step: Demand) -> Limit {
+    fn slower(&self, machine: &Machine, tokens: f64, step: StepNeeds) -> Limit {
         let rate = if self.quantized { machine.int8_op_per_s } else { machine.f32_flop_per_s };
         let reading = step.bytes / machine.read_bytes_per_s;
         let multiplying = 2.0 * step.weights / rate + 2.0 * step.attention / machine.f32_flop_per_s;
@@ -157,7 +157,7 @@ impl Kept {
         }
     }
 
-    fn add(&self, shape: &StepShape, demand: &mut Demand) {
+    fn add(&self, shape: &StepShape, demand: &mut StepNeeds) {
         let StepShape { rows, sequences, mut kv_positions, mut attention, .. } = *shape;
         if let Some(window) = self.window {
             // What the first of its rows sees, and the rows behind it.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use folio_engine::drafting_executor::{Agreement, Pool, Questions, Room};
+use folio_engine::drafting_executor::{Agreement, AgreementLimits, PoolShape, Questions};
 use folio_engine::{Drafter, DrafterModel, DraftingExecutor, Executor, ModelExecutor, Reads};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::Checkpoint;
@@ -196,7 +196,7 @@ impl Draft {
     pub fn executor(
         mut self,
         model: ModelExecutor,
-        pools: &[Pool],
+        pools: &[PoolShape],
         sizes: &Sizes,
         vocab: usize,
         questions: &Questions,
@@ -218,7 +218,7 @@ impl Draft {
         let mut model = model.with_groups(group);
         // A draft model may know fewer tokens than the model has rows for; a head embeds all.
         let known = (if self.reads == Reads::Tokens { self.vocab } else { vocab }) as u32;
-        let room = Room { pools, rows: sizes.max_num_batched_tokens, vocab: known };
+        let room = AgreementLimits { pools, rows: sizes.max_num_batched_tokens, vocab: known };
         let found = pair::find_out(&mut model, &mut drafter, as_drafter, room, questions);
         let executor =
             DraftingExecutor::new(model, drafter, as_drafter, known).at_temperature(DRAFT_TEMPERATURE);

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use folio_engine::drafting_executor::{Agreement, Questions, Room, agreement};
+use folio_engine::drafting_executor::{Agreement, AgreementLimits, Questions, agreement};
 use folio_engine::{Drafter, DrafterModel, Executor};
 use folio_text::{ChatTemplate, Tokenizer};
 use serde_json::json;
@@ -80,7 +80,7 @@ pub(super) fn find_out(
     model: &mut dyn Executor,
     drafter: &mut dyn Executor,
     as_drafter: DrafterModel,
-    room: Room<'_>,
+    room: AgreementLimits<'_>,
     questions: &Questions,
 ) -> Option<Agreement> {
     let mut until = None;

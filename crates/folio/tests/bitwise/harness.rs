@@ -17,10 +17,9 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_cuda::CudaBackend;
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
-    AdapterId, Clock, DrafterModel, Drafters, DraftingExecutor, Driver, Event, Executor, Micros,
-    ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef,
-    SamplingParams, Scheduler, SchedulerConfig, Speculation, Tier, TierStats, TransferOrder, find_in_tiers,
-    turn,
+    AdapterId, Clock, DrafterModel, Drafters, DraftingExecutor, Event, Executor, Micros, ModelExecutor,
+    Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef, SamplingParams,
+    Scheduler, SchedulerConfig, Speculation, StepDriver, Tier, TierStats, TransferOrder, find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
 use folio_model::Checkpoint;
@@ -73,7 +72,7 @@ struct Device<'a> {
     loaded_from: Vec<u8>,
 }
 
-impl Driver for Device<'_> {
+impl StepDriver for Device<'_> {
     fn now(&mut self) -> Micros {
         Micros(self.now)
     }

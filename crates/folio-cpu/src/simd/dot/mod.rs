@@ -73,7 +73,7 @@ impl<C: Codes> Codes for Lifted<C> {
     const LIFTED: bool = true;
 }
 
-/// The activations of one block of columns for `M` tokens, as `activations::Layout` has them.
+/// The activations of one block of columns for `M` tokens, as `ActivationLayout` has them.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     /// `[token][32]` i8

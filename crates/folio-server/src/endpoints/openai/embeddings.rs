@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use folio_api::ApiError;
 use folio_api::Context;
-use folio_api::events::{Delta, EventSink, Finish, Finished, PromptReport, Usage, Writer};
+use folio_api::events::{Delta, Finish, Finished, PromptReport, StreamSink, Usage, Writer};
 use folio_api::hints::Notes;
 use folio_api::openai::completions::PromptInput;
 use folio_api::openai::embeddings::{self, EmbeddingsRequest, VectorForm, VectorShape};
@@ -241,10 +241,10 @@ impl Vectors {
 
 impl Writer for Vectors {
     // Nothing is streamed.
-    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &dyn EventSink) {}
-    fn delta(&mut self, _: u32, _: &Delta, _: Option<&Finish>, _: Usage, _: &dyn EventSink) {}
-    fn closing(&mut self, _: Usage, _: &dyn EventSink) {}
-    fn failed(&mut self, _: &ApiError, _: &dyn EventSink) {}
+    fn opening(&mut self, _: u32, _: &PromptReport, _: Usage, _: &dyn StreamSink) {}
+    fn delta(&mut self, _: u32, _: &Delta, _: Option<&Finish>, _: Usage, _: &dyn StreamSink) {}
+    fn closing(&mut self, _: Usage, _: &dyn StreamSink) {}
+    fn failed(&mut self, _: &ApiError, _: &dyn StreamSink) {}
 
     fn whole(&mut self, choices: &[Finished], _: Usage) -> String {
         choices.iter().map(|choice| self.member(choice)).collect::<Vec<_>>().join(",")

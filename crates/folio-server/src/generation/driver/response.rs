@@ -22,7 +22,7 @@ use crate::http::stream::{Abort, Events};
 use crate::observability::metrics::{FinishedChoice, FinishedPrompt, Metrics};
 use crate::observability::usage::UsageMeter;
 use crate::observability::why::RequestRecord;
-use crate::tenancy::gate::Ticket;
+use crate::tenancy::gate::Permit;
 use crate::tenancy::tenant::Tenant;
 use crate::tenancy::unread::Unread;
 
@@ -124,7 +124,7 @@ pub struct ResponseDriver {
     pub record: RequestRecord,
     pub tenant: Tenant,
     /// Until the end.
-    pub ticket: Option<Ticket>,
+    pub ticket: Option<Permit>,
     pub job: Job,
     pub abort: Abort,
     pub output: Output,
@@ -148,7 +148,7 @@ impl ResponseDriver {
     pub fn new(
         generator: Arc<Generator>,
         tenant: Tenant,
-        (ticket, submitted, record): (Ticket, Micros, RequestRecord),
+        (ticket, submitted, record): (Permit, Micros, RequestRecord),
         job: Job,
         abort: Abort,
         (unread, output): (Arc<Unread>, Output),

@@ -12,8 +12,8 @@ use crate::safety::{Callout, CalloutAnswer, Texts};
 /// Whom to ask, and where its verdicts come.
 pub struct Judge {
     pub callout: Arc<Callout>,
-    pub sender: mpsc::UnboundedSender<Verdict>,
-    pub verdicts: mpsc::UnboundedReceiver<Verdict>,
+    pub sender: mpsc::UnboundedSender<CalloutVerdict>,
+    pub verdicts: mpsc::UnboundedReceiver<CalloutVerdict>,
 }
 
 impl Judge {
@@ -24,12 +24,12 @@ impl Judge {
 }
 
 /// The next verdict; where nobody judges there is none.
-pub async fn verdict(judge: &mut Option<Judge>) -> Option<Verdict> {
+pub async fn verdict(judge: &mut Option<Judge>) -> Option<CalloutVerdict> {
     judge.as_mut()?.verdicts.recv().await
 }
 
 /// A slot's index, and what was answered or why nothing was.
-pub type Verdict = (usize, Result<CalloutAnswer, &'static str>);
+pub type CalloutVerdict = (usize, Result<CalloutAnswer, &'static str>);
 
 /// A choice's way through the verdicts.
 #[derive(Default)]

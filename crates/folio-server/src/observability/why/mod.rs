@@ -47,7 +47,7 @@ pub(crate) use moments::MOMENT;
 use moments::moment;
 use prompts::Prompts;
 use report::WhyReport;
-pub use roofline::{Demand, Rates, Roofline, StepCosts, StepShape};
+pub use roofline::{Rates, Roofline, StepCosts, StepNeeds, StepShape};
 
 /// Between two samples of the engine's snapshot.
 pub(crate) const SAMPLED_EVERY: Duration = Duration::from_millis(250);

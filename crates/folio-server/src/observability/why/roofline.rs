@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// What the steps of a model need.
 pub trait StepCosts: Send + Sync {
-    fn demand(&self, step: &StepShape) -> Demand;
+    fn demand(&self, step: &StepShape) -> StepNeeds;
 }
 
 /// One step, or the mean of several.
@@ -41,7 +41,7 @@ impl StepShape {
 
 /// What a step needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Demand {
+pub struct StepNeeds {
     pub bytes: f64,
     /// Multiply-adds with weights, and of attention.
     pub weights: f64,
@@ -113,8 +113,8 @@ pub(super) mod tests {
     pub struct Plain;
 
     impl StepCosts for Plain {
-        fn demand(&self, step: &StepShape) -> Demand {
-            Demand {
+        fn demand(&self, step: &StepShape) -> StepNeeds {
+            StepNeeds {
                 bytes: 1000.0 + 10.0 * step.kv_positions,
                 weights: 1000.0 * step.rows,
                 attention: step.attention,

@@ -22,8 +22,8 @@ fn tokenizer() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_bytes(file.to_string().as_bytes(), None).unwrap())
 }
 
-fn rules(list: &[(&str, Option<&str>)]) -> Arc<Rules> {
-    let mut rules = Rules::default();
+fn rules(list: &[(&str, Option<&str>)]) -> Arc<SafetyRules> {
+    let mut rules = SafetyRules::default();
     for (index, (pattern, replacement)) in list.iter().enumerate() {
         let automaton = match pattern.strip_prefix("re:") {
             Some(regex) => Automaton::of_regex(index, regex, Some(8)),
@@ -40,7 +40,7 @@ fn content(text: &str) -> OutputEvent {
 }
 
 /// Everything that leaves, piece by piece, and whether it was denied.
-fn through(rules: &Arc<Rules>, pieces: &[OutputEvent]) -> (Vec<OutputEvent>, bool) {
+fn through(rules: &Arc<SafetyRules>, pieces: &[OutputEvent]) -> (Vec<OutputEvent>, bool) {
     let mut gate = AnswerGate::new(rules.clone(), tokenizer(), true);
     let mut out = Delta::default();
     for piece in pieces {
