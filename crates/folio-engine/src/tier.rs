@@ -142,6 +142,8 @@ pub struct TierStats {
     pub blocks: u64,
     pub bytes: u64,
     pub bytes_limit: u64,
+    /// Of memory that is set aside ahead, the bytes that are; blocks may be in them or not.
+    pub bytes_ready: Option<u64>,
     /// Since the start.
     pub blocks_stored: u64,
     pub blocks_loaded: u64,

@@ -57,6 +57,11 @@ pub trait Store: Send + Sync + 'static {
     /// All but what its threads count: blocks stored, loaded and dropped, bytes read.
     fn stats(&self) -> TierStats;
 
+    /// Makes a part of what it will need, where there is nothing else to do. `false`: nothing is left to make.
+    fn prepare(&self, _: &Device) -> bool {
+        false
+    }
+
     /// What is to be done from time to time. Called every second where there is nothing else to do.
     fn tick(&self) {}
 
@@ -318,7 +323,7 @@ impl Shared {
 
     /// `None`: it is closed, and there is nothing left to load.
     fn next(&self) -> Option<CarryOrder> {
-        let mut queue = self.lock();
+        let (mut queue, mut prepares) = (self.lock(), true);
         loop {
             let load = queue.loads.pop_front();
             let load = load.or_else(|| queue.prefetches.pop_front()).map(CarryOrder::Load);
@@ -329,6 +334,12 @@ impl Shared {
             }
             if queue.closed {
                 return None;
+            }
+            if prepares {
+                drop(queue);
+                prepares = self.store.prepare(&self.device);
+                queue = self.lock();
+                continue;
             }
             let (waited, end) =
                 self.changed.wait_timeout(queue, TICK).unwrap_or_else(PoisonError::into_inner);

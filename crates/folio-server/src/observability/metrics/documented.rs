@@ -149,7 +149,7 @@ pub(super) const ENGINE: &[Documented] = &[
     counter("folio:prefetches_total", "Loads from tiers that began while their request waited in the queue: completed before it was admitted, under way then (admitted), or aborted: it ended, somebody lacked blocks, it was late or did not arrive").by("outcome"),
     counter("folio:prefetched_tokens_total", "Of vllm:external_prefix_cache_hits_total, tokens that arrived before their request was admitted"),
     gauge("folio:tier_up", "1 while a tier stores what it is given, 0 when it was turned off by an error, or while its server does not answer").by("tier"),
-    gauge("folio:tier_bytes", "Bytes that a tier takes (used), and may take (limit); of servers they are not known").by("tier, state"),
+    gauge("folio:tier_bytes", "Bytes that a tier takes (used), and may take (limit); of the one in memory, those of its memory that are set aside by now (ready); of servers they are not known").by("tier, state"),
     gauge("folio:tier_blocks", "Blocks that can be found in a tier; of a server, values that are known to be there").by("tier"),
     counter("folio:tier_blocks_total", "Blocks stored, loaded, evicted to make room, and dropped: too much to do, no room, too late").by("tier, event"),
     counter("folio:tier_bytes_total", "Bytes written to a tier (out), of them the blocks themselves (payload: out divided by it is the write amplification), and read from it (in)").by("tier, direction"),

@@ -148,7 +148,9 @@ fn tier_gauges(name: &str, tier: &TierStats) -> Vec<(Labels, f64)> {
         "folio:tier_bytes" if tier.bytes_limit == 0 => Vec::new(),
         "folio:tier_bytes" => {
             let state = |state, bytes: u64| (of(Some(("state", state))), bytes as f64);
-            vec![state("used", tier.bytes), state("limit", tier.bytes_limit)]
+            let ready = tier.bytes_ready.map(|bytes| state("ready", bytes));
+            let both = [state("used", tier.bytes), state("limit", tier.bytes_limit)];
+            both.into_iter().chain(ready).collect()
         }
         "folio:tier_blocks" => vec![(of(None), tier.blocks as f64)],
         other => unreachable!("{other} is in the table above but has no figure"),
