@@ -121,7 +121,7 @@ pub trait Tier: Send + Sync {
     /// See [`TransferOrder::Cancel`]. What is not begun ends with [`Report::Cancelled`], what is goes on.
     fn cancel(&self, _: Ticket) {}
 
-    /// `false`: there is too much to do already; nothing will be read, and nothing reported.
+    /// `false`: it is closed; nothing will be read, and nothing reported.
     fn store(&self, order: StoreOrder) -> bool;
 
     /// For metrics.
@@ -153,7 +153,7 @@ pub struct TierStats {
     pub bytes_read: u64,
     /// That could be found and went to make room.
     pub blocks_evicted: u64,
-    /// Ordered and not stored: too much to do, no room, too late.
+    /// Ordered and not stored: no room, too late.
     pub blocks_dropped: u64,
     /// That were to be found and were not what they had to be, by reason.
     pub misses: Vec<(&'static str, u64)>,

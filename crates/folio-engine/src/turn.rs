@@ -51,7 +51,13 @@ pub fn turn<'a>(
     scheduler.events()
 }
 
-fn order_transfers(scheduler: &mut Scheduler, cache: &mut KvCache, driver: &mut impl Driver, now: Micros) {
+/// Orders what is wanted of tiers.
+pub(crate) fn order_transfers(
+    scheduler: &mut Scheduler,
+    cache: &mut KvCache,
+    driver: &mut impl Driver,
+    now: Micros,
+) {
     let orders: Vec<TransferOrder> = scheduler.transfers().collect();
     for order in orders {
         let (ticket, lease) = match &order {

@@ -100,7 +100,10 @@ impl Collector for EngineCollector {
                     };
                     Samples::Counters(tiers.iter().zip(loads).flat_map(of).collect())
                 }
-                "folio:unstored_blocks_total" => Samples::Counter(stats.counters.unstored_blocks),
+                "folio:unstored_blocks_total" => {
+                    let (unwanted, missed) = (stats.counters.unstored_blocks, stats.counters.missed_blocks);
+                    labelled("reason", &[("unwanted", unwanted), ("missed", missed)])
+                }
                 "folio:prefetches_total" => {
                     let counts = stats.counters.prefetches;
                     let outcomes = [
