@@ -38,6 +38,8 @@ def test_it_is_there_when_the_cache_is_not(serve, answers):
         assert tokens == answers[number] and cached > 800, number
     assert server.metric("folio:tier_loads_total", tier="host", outcome="failed") == 0
     assert server.metric("folio:tier_bytes", tier="host", state="limit") == 64 << 20
+    ready, used = (server.metric("folio:tier_bytes", tier="host", state=state) for state in ("ready", "used"))
+    assert used <= ready <= 64 << 20 and ready > 60 << 20, "set aside from the start"
 
 
 def test_it_is_its_tenants_alone(serve, answers):
@@ -49,6 +51,28 @@ def test_it_is_its_tenants_alone(serve, answers):
     tokens, cached = ask(server, 1, "beta")
     assert tokens == answers[1] and cached < 16, "of its own at most"
     assert ask(server, 1, "alpha")[1] > 800
+
+
+def test_what_came_from_a_disk_is_in_memory_from_then_on(serve, tmp_path, answers):
+    both = ["--disk-kv", str(tmp_path), "--disk-kv-size", "64MiB", *HOST]
+    server = serve(*both)
+    for number in range(8):
+        ask(server, number)
+    assert server.stop() == 0
+    again = serve(*both)
+    end = time.monotonic() + 20
+    while again.metric("folio:tier_blocks", tier="disk") < 8 * 50:
+        assert time.monotonic() < end, again.get("/metrics")
+        time.sleep(0.02)
+    loaded = []
+    for _ in range(2):
+        for number in range(8):
+            tokens, cached = ask(again, number)
+            assert tokens == answers[number] and cached > 800, number
+        stored(again, 8 * 50)
+        loaded.append([again.metric("folio:tier_loads_total", tier=tier, outcome="loaded") for tier in ("host", "disk")])
+    assert loaded[0][1] >= 8, "memory had none of it"
+    assert loaded[1][0] >= loaded[0][0] + 6 and loaded[1][1] <= loaded[0][1] + 2, loaded
 
 
 def test_preempted_requests_go_on_from_it(serve):

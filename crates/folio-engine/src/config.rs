@@ -48,6 +48,8 @@ pub struct SchedulerConfig {
     pub max_adapters: u32,
     /// Bytes of blocks that transfers from outside may be writing at once, until they report, whoever still waits for them.
     pub max_transfer_bytes: u64,
+    /// Bytes of blocks that each tier may hold up until it has read what it is to store; one piece of one sequence in any case.
+    pub max_store_bytes: u64,
     /// Requests at the head of the queue whose loads from tiers may begin while they wait; 0: none. And of `max_transfer_bytes` what
     /// those loads may be writing at once.
     pub max_prefetch_requests: u32,
@@ -84,6 +86,7 @@ impl Default for SchedulerConfig {
             adapter_wait_us_max: 60_000_000,
             max_adapters: 0,
             max_transfer_bytes: 1 << 30,
+            max_store_bytes: u64::MAX,
             max_prefetch_requests: 8,
             max_prefetch_bytes: 1 << 28,
             pin_permille: 250,

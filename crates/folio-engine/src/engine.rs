@@ -36,7 +36,7 @@ use crate::request::Micros;
 use crate::scheduler::Scheduler;
 use crate::stats::EngineStats;
 use crate::tier::{Report, TIERS_MAX, Tier, TransferOrder};
-use crate::turn::{StepDriver, turn};
+use crate::turn::{StepDriver, order_transfers, turn};
 
 /// Nothing can be computed although something waits: look again after this long, twice as long each time up to the second. Soon at
 /// first, because a mask that was late is there soon.
@@ -161,6 +161,9 @@ impl Engine {
             self.executor.tell_events(&mut self.cache);
             self.publish(now);
         }
+        self.scheduler.store_all(&mut self.cache);
+        let now = self.executor.clock.now();
+        order_transfers(&mut self.scheduler, &mut self.cache, &mut self.executor, now);
     }
 
     /// Transfers that ended.

@@ -171,6 +171,8 @@ pub struct Counters {
     pub prefetches: PrefetchCounts,
     /// Blocks that tiers lack and were not given, for what is like them is seldom wanted again.
     pub unstored_blocks: u64,
+    /// Blocks that tiers were to be given and were not: they were gone before their turn, or what was before them was not kept.
+    pub missed_blocks: u64,
     /// Tokens computed a second time because of preemptions.
     pub recomputed_tokens: u64,
     /// Times a sequence began to wait for something else than its turn, and how many of those waits ended at their deadline.

@@ -121,7 +121,7 @@ pub trait Tier: Send + Sync {
     /// See [`TransferOrder::Cancel`]. What is not begun ends with [`Report::Cancelled`], what is goes on.
     fn cancel(&self, _: Ticket) {}
 
-    /// `false`: there is too much to do already; nothing will be read, and nothing reported.
+    /// `false`: it is closed; nothing will be read, and nothing reported.
     fn store(&self, order: StoreOrder) -> bool;
 
     /// For metrics.
@@ -142,6 +142,8 @@ pub struct TierStats {
     pub blocks: u64,
     pub bytes: u64,
     pub bytes_limit: u64,
+    /// Of memory that is set aside ahead, the bytes that are; blocks may be in them or not.
+    pub bytes_ready: Option<u64>,
     /// Since the start.
     pub blocks_stored: u64,
     pub blocks_loaded: u64,
@@ -151,7 +153,7 @@ pub struct TierStats {
     pub bytes_read: u64,
     /// That could be found and went to make room.
     pub blocks_evicted: u64,
-    /// Ordered and not stored: too much to do, no room, too late.
+    /// Ordered and not stored: no room, too late.
     pub blocks_dropped: u64,
     /// That were to be found and were not what they had to be, by reason.
     pub misses: Vec<(&'static str, u64)>,

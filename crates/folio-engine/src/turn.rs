@@ -51,25 +51,32 @@ pub fn turn<'a>(
     scheduler.events()
 }
 
-fn order_transfers(
+/// Orders what is wanted of tiers.
+pub(crate) fn order_transfers(
     scheduler: &mut Scheduler,
     cache: &mut KvCache,
     driver: &mut impl StepDriver,
     now: Micros,
 ) {
-    let orders: Vec<TransferOrder> = scheduler.transfers().collect();
-    for order in orders {
-        let (ticket, lease) = match &order {
-            TransferOrder::Load(load) => (Some(load.ticket), None),
-            TransferOrder::Store(store) => (None, Some(store.lease)),
-            TransferOrder::Promote { .. } | TransferOrder::Cancel { .. } => (None, None),
-        };
-        if driver.order(order) {
-            continue;
+    loop {
+        let orders: Vec<TransferOrder> = scheduler.transfers().collect();
+        if orders.is_empty() {
+            break;
         }
-        ticket.into_iter().for_each(|ticket| scheduler.end_load(cache, ticket, false, now));
-        if let Some(lease) = lease {
-            scheduler.end_store(cache, lease, 0, now);
+        for order in orders {
+            let (ticket, lease) = match &order {
+                TransferOrder::Load(load) => (Some(load.ticket), None),
+                TransferOrder::Store(store) => (None, Some(store.lease)),
+                TransferOrder::Promote { .. } | TransferOrder::Cancel { .. } => (None, None),
+            };
+            if driver.order(order) {
+                continue;
+            }
+            // What is refused may make room for what waited behind it.
+            ticket.into_iter().for_each(|ticket| scheduler.end_load(cache, ticket, false, now));
+            if let Some(lease) = lease {
+                scheduler.end_store(cache, lease, 0, now);
+            }
         }
     }
 }

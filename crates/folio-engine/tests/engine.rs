@@ -9,10 +9,11 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::progress::FAILURES_MAX;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
-    Clock, EngineHandle, EngineParts, Executor, FinishReason, Guide, Health, Micros, ModelExecutor, Rejected,
-    Restricted, Rules, RulesRef, SchedulerConfig, StepOutput, StepPlan, WaitingFor, start,
+    Clock, EngineHandle, EngineParts, EventFeed, Executor, FinishReason, Guide, Health, LoadOrder, Micros,
+    ModelExecutor, Rejected, ReportSink, Restricted, Rules, RulesRef, SchedulerConfig, StepOutput, StepPlan,
+    StoreOrder, Tier, TierStats, WaitingFor, start,
 };
-use folio_kv::{CacheConfig, Holdings, KvCache, TenantId, default_policy};
+use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, TenantId, default_policy};
 use folio_sim::SimBackend;
 use folio_sim::oracle::expect;
 use folio_sim::scenario::{request, root};
@@ -104,6 +105,15 @@ fn bench_ahead(leashed: bool) -> Bench {
 }
 
 fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Bench {
+    bench_beside(backend, config, leashed, Vec::new())
+}
+
+fn bench_beside(
+    backend: SimBackend,
+    config: SchedulerConfig,
+    leashed: bool,
+    tiers: Vec<Arc<dyn Tier>>,
+) -> Bench {
     let clock = Arc::new(ManualClock::default());
     let ((moods, leash), (entered_sender, entered)) = (channel(), channel());
     let alive = Arc::new(());
@@ -123,7 +133,7 @@ fn bench_on(backend: SimBackend, config: SchedulerConfig, leashed: bool) -> Benc
         executor: Box::new(executor),
         clock: clock.clone(),
         vocab: VOCAB,
-        tiers: Vec::new(),
+        tiers,
         events: None,
     };
     let handle = start(parts).expect("the engine starts");
@@ -677,4 +687,41 @@ fn tenants_that_hold_nothing_are_forgotten_and_what_they_held_is_told() {
     assert_eq!(handle.holdings(gone), Holdings::default());
     assert!(handle.holdings(COMES_AGAIN).cached_byte_us >= held.cached_byte_us);
     assert_eq!(handle.stats().retired, stats.retired, "the sum keeps them");
+}
+
+/// Takes what it is given, and never says that it has read it.
+#[derive(Default)]
+struct Mute(Mutex<Vec<usize>>);
+
+impl Tier for Mute {
+    fn start(&self, _: ReportSink, _: Arc<dyn Clock>, _: Option<&Arc<EventFeed>>) {}
+    fn find(&self, _: &BlockHashes, _: u32) -> Vec<std::ops::Range<u32>> {
+        Vec::new()
+    }
+    fn load(&self, _: LoadOrder) {}
+    fn store(&self, order: StoreOrder) -> bool {
+        self.0.lock().unwrap().push(order.contents.len());
+        true
+    }
+    fn stats(&self) -> TierStats {
+        TierStats::default()
+    }
+    fn close(&self, _: Duration) {}
+}
+
+#[test]
+fn what_waits_to_be_stored_is_ordered_before_the_engine_ends() {
+    let tier = Arc::new(Mute::default());
+    let backend = SimBackend::new(VOCAB as usize, BLOCKS as usize, 8, 64, 64);
+    let config = SchedulerConfig { max_store_bytes: 1, ..limits() };
+    let bench = bench_beside(backend, config, false, vec![tier.clone()]);
+    for id in 1..=3u32 {
+        let prompt: Vec<u32> = (0..8 * id).map(|at| (at * 5 + id) % VOCAB).collect();
+        read(&submit(&bench.handle, request(id.into(), &prompt, 1)).1, 1);
+    }
+    wait_until("the engine is idle", || !bench.handle.stats().busy);
+    assert_eq!(*tier.0.lock().unwrap(), [1], "the others wait for it");
+    bench.handle.drain();
+    bench.handle.join();
+    assert_eq!(*tier.0.lock().unwrap(), [1, 2, 3]);
 }

@@ -144,8 +144,12 @@ impl Bench {
         (loads, stores)
     }
 
+    /// They are read and kept.
     fn read(&mut self, stores: Vec<StoreOrder>) {
-        stores.iter().for_each(|store| assert!(self.cache.end_lease(store.lease)));
+        for StoreOrder { lease, contents, .. } in stores {
+            let kept = contents.len() as u32;
+            assert!(self.scheduler.end_store(&mut self.cache, lease, kept, self.now));
+        }
     }
 
     /// They are read, and nothing of them is kept.

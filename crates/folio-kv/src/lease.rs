@@ -29,6 +29,8 @@ use rustc_hash::FxHashMap;
 
 use crate::cache::{CommitRefused, KvCache};
 use crate::counts::GroupCounts;
+use crate::hash::BlockHashes;
+use crate::nodes::RUN;
 use crate::retention::Retention;
 use crate::stats::QueryStats;
 use crate::table::{BlockTable, Lists};
@@ -176,10 +178,25 @@ impl KvCache {
         (from..to.min(blocks.len() as u32)).rev().find(is_worth).map_or(from, |last| last + 1)
     }
 
-    /// Holds for a reader until `until_us` the published blocks of a table up to position `to`, and what the query at `to` reads of the
-    /// other groups that are needed, as far as it is there; and says which they are, of group 0 from block `from` on.
-    pub fn lease(&mut self, table: &BlockTable, from: u32, to: u32, until_us: u64) -> (Lease, Vec<Content>) {
-        let to = to.min(table.published[0] * self.config.block_tokens);
+    /// Holds for a reader until `until_us` the blocks of a chain ([`BlockTable::chain`]) up to position `to`, as far as they are cached, and
+    /// what the query there reads of the other groups that are needed, as far as that is; and says which they are, of group 0 from
+    /// block `from` on.
+    pub fn lease(
+        &mut self,
+        (hashes, declared): (&BlockHashes, bool),
+        (from, to): (u32, u32),
+        until_us: u64,
+    ) -> (Lease, Vec<Content>) {
+        let mut chain = hashes.iter(declared).take((to / self.config.block_tokens) as usize);
+        let (mut nodes, mut run) = (Vec::new(), [0; RUN]);
+        loop {
+            let found = self.nodes.find_run(&mut chain, &mut run);
+            nodes.extend_from_slice(&run[..found]);
+            if found < RUN {
+                break;
+            }
+        }
+        let to = to.min(nodes.len() as u32 * self.config.block_tokens);
         let mut held = self.spare.pop().unwrap_or_default();
         let mut contents = Vec::new();
         for (group, held) in held.iter_mut().enumerate().take(self.groups.len()) {
@@ -187,8 +204,7 @@ impl KvCache {
             let whole = if config.optional { 0 } else { to / config.block_tokens };
             for index in config.first_block(to).min(whole)..whole {
                 let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
-                // A block that a window left since is where its node says.
-                let node = self.node_of(table.lists[0][last as usize]);
+                let node = nodes[last as usize];
                 if let Some(block) = self.place(group, node) {
                     held.push(block);
                     let hash = self.nodes.node(node).hash;

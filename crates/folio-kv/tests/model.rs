@@ -450,7 +450,7 @@ impl World {
         let confirmed = table.published_blocks();
         let until = self.now + us + 1;
         let to = blocks.min(confirmed) * table.block_tokens(0);
-        let (lease, contents) = self.cache.lease(table, 0, to, until);
+        let (lease, contents) = self.cache.lease(table.chain(), (0, to), until);
         // Published blocks of full attention are immutable and written.
         let cells: Vec<_> = contents.iter().filter(|content| content.group == 0).collect();
         assert!(

@@ -43,6 +43,7 @@ pub struct RunReport {
     /// That the scheduler ordered of a tier.
     pub tier_loads: u64,
     pub tier_stores: u64,
+    pub missed_blocks: u64,
     /// Of `tier_loads`, for sequences that waited; what became of those, by sequence; and transfers that were cancelled before they began.
     pub prefetch_loads: u64,
     pub prefetches: PrefetchCounts,
@@ -91,6 +92,7 @@ impl RunReport {
     pub(crate) fn collect(&mut self, scheduler: &Scheduler, cache: &CacheStats) {
         let counters = scheduler.counters();
         self.tokens = counters.generation_tokens;
+        self.missed_blocks = counters.missed_blocks;
         self.preemptions = counters.preemptions;
         self.preemptions_swapped = counters.preemptions_swapped;
         self.recomputed_tokens = counters.recomputed_tokens;
@@ -143,6 +145,7 @@ impl RunReport {
         self.sequence_transfers += other.sequence_transfers;
         self.tier_loads += other.tier_loads;
         self.tier_stores += other.tier_stores;
+        self.missed_blocks += other.missed_blocks;
         self.prefetch_loads += other.prefetch_loads;
         self.prefetches.begun += other.prefetches.begun;
         self.prefetches.completed += other.prefetches.completed;

@@ -176,6 +176,7 @@ impl Scenario {
             adapter_wait_us_max: 150_000,
             max_adapters: [0, 0, 1, 2, 0][(seed / 3 % 5) as usize],
             max_transfer_bytes: [4 << 10, 24 << 10, 1 << 20][(seed / 7 % 3) as usize],
+            max_store_bytes: [1 << 10, 8 << 10, u64::MAX][(seed / 13 % 3) as usize],
             max_prefetch_requests: [8, 2, 1, 0][(seed / 11 % 4) as usize],
             max_prefetch_bytes: [2 << 10, 12 << 10, 1 << 19][(seed / 7 % 3) as usize],
             tenant_weights: vec![(TenantId(1), 1 + (seed % 4) as u32)],

@@ -284,7 +284,7 @@ impl Transfers {
             let last = (index + 1) * table.block_tokens(group) / table.block_tokens(0) - 1;
             hashes.get(table.root().declared_blocks() > 0, last).copied()
         };
-        let (lease, held) = around.cache.lease(table, first, to, until.0);
+        let (lease, held) = around.cache.lease(table.chain(), (first, to), until.0);
         let leased = held.iter().map(|of| {
             let (group, config) = (of.group as usize, around.cache.group_config(of.group as usize));
             let indices = 0..to / config.block_tokens;

@@ -65,6 +65,7 @@ fn many_seeds() {
         ("transfers into tables of sequences", total.sequence_transfers),
         ("loads that a tier was asked for", total.tier_loads),
         ("stores that a tier was asked for", total.tier_stores),
+        ("blocks that were gone before their turn to be stored", total.missed_blocks),
         ("transfers behind what was still to compute", 10 * total.partial_loads),
         ("transfers that a sequence went on from", total.sequence_loads),
         ("loads of sequences that waited", total.prefetch_loads),

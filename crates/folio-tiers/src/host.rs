@@ -12,7 +12,10 @@
 //! latter nobody asks for it; and no order takes the room of what it brings itself: of a prompt that is larger than the tier the beginning stays.
 //! What has a time to live is not found behind it.
 //!
-//! Cost: O(log blocks) a block, and its copy, outside the lock. The memory of who went is used again.
+//! Memory that holds no block any more, or none yet, is *spare*, and used again: it counts as the tier's like the rest, and is set aside from the
+//! start, where there is nothing else to do. It is made and given back outside the lock, for what is page-locked takes its time.
+//!
+//! Cost: O(log blocks) a block, and its copy, outside the lock.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +56,9 @@ struct Kept {
     last: u64,
     /// Of all blocks, and of those that are being copied in.
     bytes: u64,
+    /// By their length; somebody may still read one. And the bytes of these, and of those that are being made.
+    spares: FxHashMap<usize, Vec<Arc<dyn HostBuffer>>>,
+    spare_bytes: u64,
     bytes_stored: u64,
     evicted: u64,
     expired: u64,
@@ -101,40 +107,48 @@ impl HostStore {
 
     /// Memory for a block, charged; that of others, if there must be, that were last wanted before `since`.
     fn take(&self, device: &Device, length: usize, since: u64) -> Option<Arc<dyn HostBuffer>> {
+        let mut given_back = Vec::new();
         let mut kept = self.fresh();
-        let mut freed = None;
-        while kept.bytes + length as u64 > self.bytes_max {
-            let (_, oldest) = kept.order.first_key_value().filter(|((_, used), _)| *used < since)?;
-            let oldest = *oldest;
-            let of_its_tenant = kept.of_tenants.get(&kept.blocks.get(&oldest)?.tenant)?;
-            let (_, weakest) = of_its_tenant.first_key_value().filter(|((_, used), _)| *used < since)?;
-            let weakest = *weakest;
-            let block = self.remove(&mut kept, &weakest)?;
-            if weakest != oldest {
-                // Another paid for it; next time its turn comes as if it were wanted now.
-                kept.want(&oldest);
+        let spare = loop {
+            let spare = kept.take_spare(length);
+            if spare.is_some() || kept.has_room(length, self.bytes_max) {
+                break spare;
             }
-            kept.evicted += 1;
-            freed = Some(block.bytes);
-        }
+            match kept.take_other_spare(length) {
+                Some(of_another_group) => given_back.push(of_another_group),
+                None => self.evict(&mut kept, since)?,
+            }
+        };
         kept.bytes += length as u64;
         drop(kept);
-        // Somebody may still read it, or it may be of another group.
-        let freed = freed.filter(|bytes| bytes.bytes().len() == length && Arc::strong_count(bytes) == 1);
-        Some(freed.unwrap_or_else(|| device.memory.host_buffer(length)))
+        drop(given_back);
+        Some(spare.unwrap_or_else(|| device.memory.host_buffer(length)))
     }
-}
 
-impl HostStore {
+    /// Content goes whose turn it is.
+    fn evict(&self, kept: &mut Kept, since: u64) -> Option<()> {
+        let (_, oldest) = kept.order.first_key_value().filter(|((_, used), _)| *used < since)?;
+        let oldest = *oldest;
+        let of_its_tenant = kept.of_tenants.get(&kept.blocks.get(&oldest)?.tenant)?;
+        let (_, weakest) = of_its_tenant.first_key_value().filter(|((_, used), _)| *used < since)?;
+        let weakest = *weakest;
+        self.remove(kept, &weakest);
+        if weakest != oldest {
+            // Another paid for it; next time its turn comes as if it were wanted now.
+            kept.want(&oldest);
+        }
+        kept.evicted += 1;
+        Some(())
+    }
+
     /// Under the lock, so that events of a block come in their order.
-    fn remove(&self, kept: &mut Kept, key: &BlockKey) -> Option<Block> {
-        let block = kept.blocks.remove(key)?;
+    fn remove(&self, kept: &mut Kept, key: &BlockKey) {
+        let Some(block) = kept.blocks.remove(key) else { return };
         kept.unlist(key, &block);
-        kept.bytes -= block.bytes.bytes().len() as u64;
+        kept.spare(block.bytes);
         if let (Some(feed), Some(_)) = (self.feed.get(), &block.lineage) {
             feed.push(TierEvent::Removed { medium: Medium::Host, name: short_name(&key.hash) });
         }
-        Some(block)
     }
 }
 
@@ -159,6 +173,32 @@ impl Resident for HostStore {
 }
 
 impl Kept {
+    fn has_room(&self, length: usize, bytes_max: u64) -> bool {
+        self.bytes + self.spare_bytes + length as u64 <= bytes_max
+    }
+
+    /// What was charged for a block holds none any more.
+    fn spare(&mut self, bytes: Arc<dyn HostBuffer>) {
+        let length = bytes.bytes().len();
+        self.bytes -= length as u64;
+        self.spare_bytes += length as u64;
+        self.spares.entry(length).or_default().push(bytes);
+    }
+
+    /// Memory of this length that nobody reads.
+    fn take_spare(&mut self, length: usize) -> Option<Arc<dyn HostBuffer>> {
+        let spares = self.spares.get_mut(&length)?;
+        let at = spares.iter().rposition(|spare| Arc::strong_count(spare) == 1)?;
+        self.spare_bytes -= length as u64;
+        Some(spares.swap_remove(at))
+    }
+
+    /// The same of any other length.
+    fn take_other_spare(&mut self, length: usize) -> Option<Arc<dyn HostBuffer>> {
+        let others: Vec<usize> = self.spares.keys().copied().filter(|other| *other != length).collect();
+        others.into_iter().find_map(|other| self.take_spare(other))
+    }
+
     /// A block of this tenant and length.
     fn get(&mut self, key: &BlockKey, tenant: TenantId, length: usize) -> Option<Arc<dyn HostBuffer>> {
         let block = self.blocks.get(key)?;
@@ -286,7 +326,7 @@ impl Store for HostStore {
                 let held = holds();
                 let mut kept = self.lock();
                 if !held {
-                    kept.bytes -= length as u64;
+                    kept.spare(bytes);
                     return None;
                 }
                 // What another thread put there meanwhile, or what was not what it had to be.
@@ -326,12 +366,27 @@ impl Store for HostStore {
             blocks: kept.blocks.len() as u64,
             bytes: kept.bytes,
             bytes_limit: self.bytes_max,
+            bytes_ready: Some(kept.bytes + kept.spare_bytes),
             bytes_written: kept.bytes_stored,
             payload_written: kept.bytes_stored,
             blocks_evicted: kept.evicted,
             misses: reasons.into_iter().zip([key, length, kept.expired]).collect(),
             ..TierStats::default()
         }
+    }
+
+    fn prepare(&self, device: &Device) -> bool {
+        // Of the group that has the most; what another needs takes the place of some.
+        let length = device.block_bytes(0);
+        let mut kept = self.lock();
+        if length == 0 || !kept.has_room(length, self.bytes_max) {
+            return false;
+        }
+        kept.spare_bytes += length as u64;
+        drop(kept);
+        let bytes = device.memory.host_buffer(length);
+        self.lock().spares.entry(length).or_default().push(bytes);
+        true
     }
 
     fn tick(&self) {

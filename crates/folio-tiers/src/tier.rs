@@ -1,6 +1,6 @@
 //! A store as a tier of an engine: threads that carry blocks between the device's memory and the store.
 //!
-//! Owns: the queue of what is ordered, and its bounds. Must never: decide what is worth it, touch a block without a hold, or leave an
+//! Owns: the queue of what is ordered, which the engine bounds. Must never: decide what is worth it, touch a block without a hold, or leave an
 //! order without its report.
 //!
 //! Loads go before those of requests that still wait in the queue, and both before stores. What is stored is read under its lease: a copy counts only if the lease still held when it was made, so what is
@@ -18,11 +18,6 @@ use std::time::{Duration, Instant};
 use folio_engine::{Clock, EventFeed, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats};
 use folio_kv::{BlockHashes, Content, GroupConfig, Ticket};
 use folio_model::backend::BlockMemory;
-
-/// Of the device's memory, what stores that wait may hold up: what an engine leaves in the meantime is not stored. So much is written
-/// before anybody notices.
-const WAITING_SHARE: u64 = 8;
-const WAITING_BYTES_LEAST: u64 = 64 << 20;
 
 /// What blocks are carried to and from. Orders come from several threads at once, one at a time from each.
 pub trait Store: Send + Sync + 'static {
@@ -56,6 +51,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// All but what its threads count: blocks stored, loaded and dropped, bytes read.
     fn stats(&self) -> TierStats;
+
+    /// Makes a part of what it will need, where there is nothing else to do. `false`: nothing is left to make.
+    fn prepare(&self, _: &Device) -> bool {
+        false
+    }
 
     /// What is to be done from time to time. Called every second where there is nothing else to do.
     fn tick(&self) {}
@@ -104,7 +104,6 @@ pub struct StoreTier {
 struct Shared {
     store: Arc<dyn Store>,
     device: Device,
-    waiting_bytes_max: u64,
     /// Where reports go, and the clock of leases.
     engine: OnceLock<(ReportSink, Arc<dyn Clock>)>,
     queue: Mutex<Queue>,
@@ -117,7 +116,6 @@ struct Queue {
     loads: VecDeque<LoadOrder>,
     prefetches: VecDeque<LoadOrder>,
     stores: VecDeque<StoreOrder>,
-    waiting_bytes: u64,
     /// Orders that a thread is at.
     working: u32,
     closed: bool,
@@ -151,14 +149,9 @@ impl StoreTier {
     ) -> std::io::Result<Self> {
         let (engine, queue, counts) = Default::default();
         let changed = Condvar::new();
-        let pool = |(group, config): (usize, &GroupConfig)| {
-            u64::from(config.blocks) * memory.block_bytes(group) as u64
-        };
-        let bytes = groups.iter().enumerate().map(pool).sum::<u64>();
-        let waiting_bytes_max = (bytes / WAITING_SHARE).max(WAITING_BYTES_LEAST);
         let name = format!("folio-{}-kv", store.stats().name);
         let device = Device { memory, groups };
-        let shared = Arc::new(Shared { store, device, waiting_bytes_max, engine, queue, changed, counts });
+        let shared = Arc::new(Shared { store, device, engine, queue, changed, counts });
         let spawn = |_| {
             let shared = shared.clone();
             std::thread::Builder::new().name(name.clone()).spawn(move || shared.work())
@@ -220,14 +213,11 @@ impl Tier for StoreTier {
     }
 
     fn store(&self, order: StoreOrder) -> bool {
-        let bytes = self.shared.device.bytes_of(&order.contents);
         let mut queue = self.shared.lock();
-        let fits = queue.waiting_bytes == 0 || queue.waiting_bytes + bytes <= self.shared.waiting_bytes_max;
-        if queue.closed || !fits {
+        if queue.closed {
             add(&self.shared.counts.blocks_dropped, order.contents.len());
             return false;
         }
-        queue.waiting_bytes += bytes;
         queue.stores.push_back(order);
         drop(queue);
         self.shared.changed.notify_one();
@@ -295,30 +285,24 @@ impl Shared {
                 tracing::error!("a thread of a tier panicked; the order it was at is given up");
                 usize::MAX
             });
-            let (is_store, bytes) = match &order {
-                CarryOrder::Load(load) => (false, self.device.bytes_of(&load.contents)),
-                CarryOrder::Store(store) => (true, self.device.bytes_of(&store.contents)),
-            };
             self.report(match order {
-                CarryOrder::Load(LoadOrder { tier, ticket, .. }) => {
+                CarryOrder::Load(LoadOrder { tier, ticket, contents, .. }) => {
                     let (verified, us) = (left == 0, began.elapsed().as_micros() as u64);
+                    let bytes = self.device.bytes_of(&contents);
                     Report::Loaded { tier, ticket, verified, bytes, us }
                 }
                 CarryOrder::Store(StoreOrder { lease, contents, .. }) => {
                     Report::Read { lease, kept: contents.len().saturating_sub(left) as u32 }
                 }
             });
-            let mut queue = self.lock();
-            queue.working -= 1;
-            queue.waiting_bytes -= if is_store { bytes } else { 0 };
-            drop(queue);
+            self.lock().working -= 1;
             self.changed.notify_all();
         }
     }
 
     /// `None`: it is closed, and there is nothing left to load.
     fn next(&self) -> Option<CarryOrder> {
-        let mut queue = self.lock();
+        let (mut queue, mut prepares) = (self.lock(), true);
         loop {
             let load = queue.loads.pop_front();
             let load = load.or_else(|| queue.prefetches.pop_front()).map(CarryOrder::Load);
@@ -329,6 +313,12 @@ impl Shared {
             }
             if queue.closed {
                 return None;
+            }
+            if prepares {
+                drop(queue);
+                prepares = self.store.prepare(&self.device);
+                queue = self.lock();
+                continue;
             }
             let (waited, end) =
                 self.changed.wait_timeout(queue, TICK).unwrap_or_else(PoisonError::into_inner);

@@ -266,6 +266,11 @@ pub struct HostKvError {
     free: String,
 }
 
+/// Of a KV cache of so many bytes, what each tier may hold up until it has read it.
+pub fn store_bytes(pool_bytes: u64) -> u64 {
+    (pool_bytes / 8).max(64 << 20)
+}
+
 /// Whether `asked` bytes of KV fit this machine's memory, of which `left` are left beside the pools.
 pub fn host_kv(asked: u64, left: Option<u64>) -> Result<(), HostKvError> {
     match left {

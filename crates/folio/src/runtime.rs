@@ -127,6 +127,7 @@ impl Runtime {
         // A disk that stops answering keeps no more than that from others.
         config.max_transfer_bytes = pool.bytes / 2;
         config.max_prefetch_bytes = pool.bytes / 8;
+        config.max_store_bytes = memory::store_bytes(pool.bytes);
         let left = match device.as_cpu() {
             Some(_) => free.as_ref().map(|free| free.bytes.saturating_sub(pool.bytes)),
             // The pool is the device's.

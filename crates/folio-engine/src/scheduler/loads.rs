@@ -4,9 +4,8 @@
 //!
 //! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
-//! measured rates (`costs`); and at its end what each tier lacks of it and is worth it ([`KvCache::worth_storing`]) is stored there, under
-//! a lease: so what a far tier had is near from then on. What it computed is also stored where it is preempted, in the tier that is memory (`swap`). Of windows and states only what is read at an end is stored, so where there are such also
-//! at the end of the prompt. Who fills and who reads is told by [`Scheduler::transfers`].
+//! measured rates (`costs`); and at its end what tiers lack of it is stored (`stores`), as it is where it is preempted (`swap`). Who fills and
+//! who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
 //! left there it is suspended ([`WaitingFor::TierLoad`]) until the transfer reports or the wait is over, and then computed here. What
@@ -20,15 +19,13 @@ use smallvec::SmallVec;
 
 use super::Scheduler;
 use super::room::Demand;
+use super::stores::Storing;
 use super::swap::Leaving;
 use crate::plan::SequenceId;
 use crate::request::{Micros, RequestId};
 use crate::sequence::{Fresh, Sequence, Slot, State, Waiting};
 use crate::stats::WaitingFor;
 use crate::tier::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TransferOrder};
-
-/// How long a tier may read what it stores: what it has not by then it does not get, and so long at most is the memory not others'.
-const STORE_LEASE_US: u64 = 3_000_000;
 
 /// What tiers are asked for.
 #[derive(Default)]
@@ -42,6 +39,8 @@ pub(super) struct Transfers {
     loads: VecDeque<(u64, LoadOrder)>,
     /// What is said of loads that were handed out.
     changes: Vec<TransferOrder>,
+    /// What waits to be stored or is being read (`stores`), and what is to be handed out of it.
+    pub storing: Vec<Storing>,
     pub stores: Vec<StoreOrder>,
 }
 
@@ -61,7 +60,7 @@ pub(super) type Tickets = SmallVec<[Ticket; 4]>;
 
 impl Transfers {
     /// Each with what it keeps together.
-    fn tiers(&self) -> impl Iterator<Item = (TierId, u32)> {
+    pub fn tiers(&self) -> impl Iterator<Item = (TierId, u32)> {
         (0..).map(TierId).zip(self.chunks.iter().copied())
     }
 }
@@ -238,34 +237,6 @@ impl Scheduler {
             next += blocks;
         }
         true
-    }
-
-    /// What each tier lacks of a sequence up to position `end` is read and stored.
-    pub(super) fn store(&mut self, cache: &mut KvCache, slot: Slot, end: u32) {
-        let sequence = &self.sequences[slot];
-        let Some(running) = sequence.running() else { return };
-        let (table, size) = (&running.table, cache.config().block_tokens);
-        let root = table.root();
-        let own = root.declared_blocks();
-        let until = Micros(self.now.0 + STORE_LEASE_US);
-        let (mut stores, mut unstored) = (Vec::new(), 0);
-        for (tier, chunk) in self.transfers.tiers() {
-            let from = sequence.hashes.stored_from(tier, own).unwrap_or(own);
-            let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
-            // Of windows and states only what is read at the end is there.
-            let worth = cache.worth_storing(table, from, to / size);
-            let whole = worth > from && cache.needed_groups() > 1;
-            let worth = if whole { to } else { to.min(worth.next_multiple_of(chunk) * size) };
-            unstored += to.max(from * size) - worth.max(from * size);
-            let to = worth;
-            if to > from * size {
-                let (lease, contents) = cache.lease(table, from, to, until.0);
-                let lineage = cache.lineage(&contents);
-                stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
-            }
-        }
-        self.counters.unstored_blocks += u64::from(unstored / size);
-        self.transfers.stores.append(&mut stores);
     }
 
     /// Transfers that may begin now, each once. A load writes where steps that were planned before it may still read or write, so it

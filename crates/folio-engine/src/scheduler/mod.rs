@@ -74,6 +74,7 @@ mod requests;
 mod room;
 mod row_times;
 mod shared_prefixes;
+mod stores;
 mod suspend;
 mod swap;
 

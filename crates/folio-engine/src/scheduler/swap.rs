@@ -64,7 +64,7 @@ impl Scheduler {
             return at_stake;
         }
         let until = Micros(self.now.0 + LEASE_US);
-        let (lease, contents) = cache.lease(table, own, to * size, until.0);
+        let (lease, contents) = cache.lease(table.chain(), (own, to * size), until.0);
         // What a window slid over meanwhile may be gone; then nobody could go on from there.
         if contents.len() as u32 != cache.contents_at(own, to) {
             cache.end_lease(lease);
@@ -96,6 +96,7 @@ impl Scheduler {
     pub fn end_store(&mut self, cache: &mut KvCache, lease: Lease, kept: u32, now: Micros) -> bool {
         self.now = now;
         let held = cache.end_lease(lease);
+        self.end_piece(cache, lease, kept);
         let leaving = &mut self.transfers.leaving;
         let Some(at) = leaving.iter().position(|leaving| leaving.lease == lease) else { return held };
         let Leaving { owner: (id, slot), tier, blocks, contents, bytes, ordered, .. } = leaving.remove(at);

@@ -201,6 +201,7 @@ impl Setup {
             max_model_len: self.max_model_len,
             max_transfer_bytes: self.pool.bytes / 2,
             max_prefetch_bytes: self.pool.bytes / 8,
+            max_store_bytes: memory::store_bytes(self.pool.bytes),
             ..SchedulerConfig::default()
         };
         let cache = CacheConfig {

@@ -130,6 +130,29 @@ fn from_two_tiers() {
     }
 }
 
+/// After a restart memory is empty and the disk is not: what comes from there once comes from memory the next time.
+#[test]
+fn what_came_from_a_disk_is_in_memory_from_then_on() {
+    for fixture in ["llama3", "gemma3"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut world = World::new(fixture, Setup::PLAIN, 64);
+        let arrivals = arrivals(world.recorder.vocab());
+        let oracle = Oracle::new(&mut world, &arrivals);
+        world.keep_on_disk(folder.path(), DISK);
+        world.run(&whole(), &arrivals);
+        world.keep_in_memory(256);
+        world.keep_behind(folder.path(), DISK);
+        for from in [1, 0] {
+            world.forget();
+            let run = world.run(&batched(4), &arrivals);
+            oracle.check(&run, &format!("{fixture}, from tier {from}"));
+            assert_eq!(run.cached, cached(&arrivals), "{fixture} {:?}", run.loaded_from);
+            assert!(!run.loaded_from.is_empty() && run.loaded_from.iter().all(|tier| *tier == from));
+        }
+        assert!(world.tier_stats().blocks_loaded > 0);
+    }
+}
+
 #[test]
 fn nobody_elses() {
     let folder = tempfile::tempdir().expect("a folder");

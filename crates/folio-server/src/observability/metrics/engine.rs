@@ -100,7 +100,10 @@ impl Collector for EngineCollector {
                     };
                     Samples::Counters(tiers.iter().zip(loads).flat_map(of).collect())
                 }
-                "folio:unstored_blocks_total" => Samples::Counter(stats.counters.unstored_blocks),
+                "folio:unstored_blocks_total" => {
+                    let (unwanted, missed) = (stats.counters.unstored_blocks, stats.counters.missed_blocks);
+                    labelled("reason", &[("unwanted", unwanted), ("missed", missed)])
+                }
                 "folio:prefetches_total" => {
                     let counts = stats.counters.prefetches;
                     let outcomes = [
@@ -148,7 +151,9 @@ fn tier_gauges(name: &str, tier: &TierStats) -> Vec<(Labels, f64)> {
         "folio:tier_bytes" if tier.bytes_limit == 0 => Vec::new(),
         "folio:tier_bytes" => {
             let state = |state, bytes: u64| (of(Some(("state", state))), bytes as f64);
-            vec![state("used", tier.bytes), state("limit", tier.bytes_limit)]
+            let ready = tier.bytes_ready.map(|bytes| state("ready", bytes));
+            let both = [state("used", tier.bytes), state("limit", tier.bytes_limit)];
+            both.into_iter().chain(ready).collect()
         }
         "folio:tier_blocks" => vec![(of(None), tier.blocks as f64)],
         other => unreachable!("{other} is in the table above but has no figure"),
