@@ -177,6 +177,21 @@ def deepseek_v2_lite(f):
             f.feed_forward(at, hidden, 2 * width, more, "_shexp")
 
 
+def llama_3_2_1b(f):
+    """Llama-3.2-1B: dense."""
+    hidden, heads, kv, head, width = 2048, 32, 8, 64, 8192
+    f.keys(context_length=131072, embedding_length=hidden, feed_forward_length=width, attention__head_count=heads, attention__head_count_kv=kv,
+           attention__layer_norm_rms_epsilon=1e-5, rope__freq_base=5e5, rope__dimension_count=head)
+    f.ends(hidden, tied=True)
+    for layer in range(f.layers):
+        at, more = f"blk.{layer}", f.more(layer)
+        f.norm(f"{at}.attn_norm", hidden)
+        f.attention(at, hidden, heads, kv, head, more)
+        f.weights(f"{at}.attn_output", hidden, heads * head)
+        f.norm(f"{at}.ffn_norm", hidden)
+        f.feed_forward(at, hidden, width, more)
+
+
 def mixtral_8x7b(f):
     """Mixtral-8x7B: 2 of 8 experts."""
     hidden, heads, kv, head = 4096, 32, 8, 128
@@ -228,6 +243,7 @@ SHAPES = {
     "qwen3.5-4b": (qwen35_4b, "qwen35", 32),
     "qwen3.5-0.8b": (qwen35_08b, "qwen35", 24),
     "deepseek-v2-lite": (deepseek_v2_lite, "deepseek2", 27),
+    "llama-3.2-1b": (llama_3_2_1b, "llama", 16),
     "mixtral-8x7b": (mixtral_8x7b, "llama", 32),
     "granite-4-h-tiny": (granite_4_h_tiny, "granitehybrid", 40),
 }
