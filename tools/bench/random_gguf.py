@@ -155,7 +155,8 @@ def deepseek_v2_lite(f):
     hidden, heads, latent, rope, nope, value, experts, width = 2048, 16, 512, 64, 128, 128, 64, 1408
     f.keys(context_length=163840, embedding_length=hidden, feed_forward_length=10944, attention__head_count=heads, attention__head_count_kv=1,
            attention__key_length=latent + rope, attention__value_length=latent, attention__key_length_mla=nope + rope, attention__value_length_mla=value,
-           attention__kv_lora_rank=latent, attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e4, rope__dimension_count=rope,
+           # llama.cpp wants to be told that there is no such rank where the number of layers is not Lite's.
+           attention__q_lora_rank=0, attention__kv_lora_rank=latent, attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e4, rope__dimension_count=rope,
            rope__scaling__type="yarn", rope__scaling__factor=40.0, rope__scaling__original_context_length=4096, rope__scaling__yarn_log_multiplier=0.0707,
            leading_dense_block_count=1, expert_count=experts, expert_used_count=6, expert_shared_count=2, expert_feed_forward_length=width,
            expert_weights_scale=1.0, expert_weights_norm=False, expert_gating_func=1)
