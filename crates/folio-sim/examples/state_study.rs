@@ -16,7 +16,8 @@ const SIZES: [u32; 4] = [2000, 4000, 10_000, 20_000];
 /// Of it, for states.
 const SHARES: [f64; 4] = [0.125, 0.25, 0.5, 0.75];
 /// Name, bytes of a state over those of K and V of a block, and blocks from one kept state to the next (`docs/kv-cache.md`).
-const MODELS: [(&str, f64, u32); 2] = [("Qwen3.5-9B", 50.0 / 16.0, 1), ("Qwen3-Next-80B-A3B", 75.0 / 12.0, 2)];
+const MODELS: [(&str, f64, u32); 2] =
+    [("Qwen3.5-9B", 50.0 / 16.0, 1), ("Qwen3-Next-80B-A3B", 75.0 / 12.0, 2)];
 
 /// Of one workload, all lines.
 fn study(Workload { family, part, trace }: &Workload) -> String {
@@ -28,9 +29,12 @@ fn study(Workload { family, part, trace }: &Workload) -> String {
                 let blocks = ((1.0 - share) * f64::from(memory)) as u32;
                 let rules = [("passed", Keep::Every(every)), ("Marconi", Keep::Marconi)];
                 let found = rules.map(|(name, keep)| (name, hits_with_states(trace, blocks, states, keep)));
-                for (rule, found) in found.into_iter().chain([("no states", hits(trace, blocks, Policy::Folio))]) {
+                for (rule, found) in
+                    found.into_iter().chain([("no states", hits(trace, blocks, Policy::Folio))])
+                {
                     let total = trace.blocks();
-                    lines += &format!("\"{family}\",{part},{total},{model},{memory},{share},{rule},{found}\n");
+                    lines +=
+                        &format!("\"{family}\",{part},{total},{model},{memory},{share},{rule},{found}\n");
                 }
             }
         }
