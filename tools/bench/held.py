@@ -45,12 +45,20 @@ def tokens(server, model, prompt, gen):
     return [pair for of in logprobs for pair in zip(of["tokens"], of["token_logprobs"])]
 
 
+def limit(cgroup, to):
+    for name, value in (("limit_in_bytes", to), ("max_usage_in_bytes", 0)):
+        with open(f"{cgroup}/memory.{name}", "w") as f:
+            f.write(str(value))
+
+
 def answers(a, prompts, cgroup=None):
     flags = ["--threads", str(a.threads), "--max-model-len", str(a.prompt + a.gen + 64), "--max-num-seqs", "1", "--kv-cache-memory", "256MiB"]
     forget(os.environ["FOLIO_PACKED_CACHE"])
     start = time.perf_counter()
     with Server(a.folio, a.model, flags, cgroup=cgroup) as server:
         result = {"at": now(), "start_s": time.perf_counter() - start, "start_faults": faults(server.pid), "texts": [], "of_prompts": []}
+        if cgroup:
+            limit(cgroup, a.to)
         model = json.loads(server.get("/v1/models"))["data"][0]["id"]
         for prompt in prompts:
             figures, before, start = {}, faults(server.pid), time.perf_counter()
@@ -84,8 +92,6 @@ def main():
     result["free"] = answers(a, prompts)
     os.makedirs(CGROUP, exist_ok=True)
     try:
-        with open(f"{CGROUP}/memory.limit_in_bytes", "w") as f:
-            f.write(str(a.to))
         result["held"] = answers(a, prompts, cgroup=CGROUP)
         with open(f"{CGROUP}/memory.max_usage_in_bytes") as f:
             result["held"]["most_bytes"] = int(f.read())
