@@ -82,8 +82,10 @@ def resident(pid):
 class Server:
     """`folio serve` on a free port, stopped at the end of a `with`."""
 
-    def __init__(self, folio, model, flags=()):
+    def __init__(self, folio, model, flags=(), cgroup=None):
         command = [folio, "serve", model, "--port", "0", *flags]
+        if cgroup:
+            command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', cgroup, *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = ""
         for line in self.process.stderr:

@@ -9,6 +9,7 @@ A measured part stands between `<!-- measured: NAME -->` and `<!-- end -->`; NAM
     folio bench cache --trace conversation_trace.jsonl.gz --blocks 1k,2k,5k,10k,20k,50k,100k --kv-formats f16,int8,int4 --json --plot docs/cache-hits.svg
     cargo run --release -p folio-kv --example block_cost
     cargo run --release -p folio-sim --example retention_study -- conversation_trace.jsonl.gz 2 > tools/bench/results/DATE-retention-study.csv
+    cargo run --release -p folio-sim --example state_study -- conversation_trace.jsonl.gz 2 > tools/bench/results/DATE-state-study.csv
     cargo run --release -p folio-sim --example admission_study -- FOLDER 2 (and the other rules by the patch beside the results)
     python3 tools/bench/isolation.py --folio target/release/folio --out tools/bench/results/DATE-isolation.json
 
@@ -264,7 +265,35 @@ def tiers():
     return table(header, rows) + f"\n\nShares of all blocks; where LRU finds what MIN does, within half a point, nothing is to be told. From `{name}`."
 
 
-PARTS = {"left_out": left_out, "tiers": tiers, "admission": admission, "admission_share": admission_share, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
+HALF = "0.5"
+
+
+def states():
+    """Which states are kept: the engine's rule beside Marconi's, in the same memory, the worst first."""
+    name, text = newest("*-state-study.csv")
+    if text is None:
+        return "Not measured yet."
+    # {(model, family): {(memory, part): {share: {rule: share of all blocks that is found}}}}
+    of = {}
+    for row in csv.DictReader(text.splitlines()):
+        cells = of.setdefault((row["model"], row["family"]), {}).setdefault((int(row["memory"]), row["part"]), {})
+        cells.setdefault(row["share"], {})[row["rule"]] = int(row["found"]) / int(row["total"])
+    rows, ratios = [], []
+    for (model, family), cells in of.items():
+        against = [(shares[HALF]["passed"] / shares[HALF]["Marconi"], memory, part) for (memory, part), shares in cells.items()]
+        best = [max(cell["passed"] for cell in shares.values()) / max(cell["Marconi"] for cell in shares.values()) for shares in cells.values()]
+        ratios += [ratio for ratio, *_ in against]
+        least, memory, part = min(against)
+        worst = cells[memory, part][HALF]
+        found = [f"{100 * worst[rule]:.2f} %" for rule in ("passed", "Marconi", "no states")]
+        middle, most = statistics.median(ratio for ratio, *_ in against), max(against)[0]
+        rows.append((least, [model, family, f"{least:.3f}", f"{middle:.3f}", f"{most:.3f}", f"{memory:,}, {part}", *found, f"{min(best):.3f}"]))
+    header = ["model", "workload", "of what Marconi's rule finds: least", "median", "most", "the least: blocks, part", "Folio's rule", "Marconi's", "a state anywhere", "each at its best division: least"]
+    told = f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} are 1 and more, {sum(ratio < 0.99 for ratio in ratios)} less than 0.99."
+    return table(header, [row for _, row in sorted(rows)]) + f"\n\n{told} From `{name}`."
+
+
+PARTS = {"states": states, "left_out": left_out, "tiers": tiers, "admission": admission, "admission_share": admission_share, "admission_cells": admission_cells_taken, "policies": policies, "formats": formats, "block_cost": block_cost, "isolation": isolation}
 
 
 def fill(page):

@@ -155,7 +155,8 @@ def deepseek_v2_lite(f):
     hidden, heads, latent, rope, nope, value, experts, width = 2048, 16, 512, 64, 128, 128, 64, 1408
     f.keys(context_length=163840, embedding_length=hidden, feed_forward_length=10944, attention__head_count=heads, attention__head_count_kv=1,
            attention__key_length=latent + rope, attention__value_length=latent, attention__key_length_mla=nope + rope, attention__value_length_mla=value,
-           attention__kv_lora_rank=latent, attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e4, rope__dimension_count=rope,
+           # llama.cpp wants to be told that there is no such rank where the number of layers is not Lite's.
+           attention__q_lora_rank=0, attention__kv_lora_rank=latent, attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e4, rope__dimension_count=rope,
            rope__scaling__type="yarn", rope__scaling__factor=40.0, rope__scaling__original_context_length=4096, rope__scaling__yarn_log_multiplier=0.0707,
            leading_dense_block_count=1, expert_count=experts, expert_used_count=6, expert_shared_count=2, expert_feed_forward_length=width,
            expert_weights_scale=1.0, expert_weights_norm=False, expert_gating_func=1)
@@ -175,6 +176,21 @@ def deepseek_v2_lite(f):
         else:
             f.experts(at, hidden, width, experts, more)
             f.feed_forward(at, hidden, 2 * width, more, "_shexp")
+
+
+def llama_3_2_1b(f):
+    """Llama-3.2-1B: dense."""
+    hidden, heads, kv, head, width = 2048, 32, 8, 64, 8192
+    f.keys(context_length=131072, embedding_length=hidden, feed_forward_length=width, attention__head_count=heads, attention__head_count_kv=kv,
+           attention__layer_norm_rms_epsilon=1e-5, rope__freq_base=5e5, rope__dimension_count=head)
+    f.ends(hidden, tied=True)
+    for layer in range(f.layers):
+        at, more = f"blk.{layer}", f.more(layer)
+        f.norm(f"{at}.attn_norm", hidden)
+        f.attention(at, hidden, heads, kv, head, more)
+        f.weights(f"{at}.attn_output", hidden, heads * head)
+        f.norm(f"{at}.ffn_norm", hidden)
+        f.feed_forward(at, hidden, width, more)
 
 
 def mixtral_8x7b(f):
@@ -228,6 +244,7 @@ SHAPES = {
     "qwen3.5-4b": (qwen35_4b, "qwen35", 32),
     "qwen3.5-0.8b": (qwen35_08b, "qwen35", 24),
     "deepseek-v2-lite": (deepseek_v2_lite, "deepseek2", 27),
+    "llama-3.2-1b": (llama_3_2_1b, "llama", 16),
     "mixtral-8x7b": (mixtral_8x7b, "llama", 32),
     "granite-4-h-tiny": (granite_4_h_tiny, "granitehybrid", 40),
 }

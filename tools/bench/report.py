@@ -53,6 +53,10 @@ def spread(values, digits=1):
     return middle if len(values) == 1 else f"{middle} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
 
 
+def share_of_limit(share, by):
+    return f"{share:.0%} of {'bandwidth' if by == 'bytes' else 'arithmetic'}"
+
+
 def verdict(value, wanted, at_least=True):
     reached = value >= wanted if at_least else value <= wanted
     return "reached" if reached else "**missed**"
@@ -66,7 +70,7 @@ def pairs(results, shape, format_):
         cell = results.cells.get((shape, format_, what))
         if cell is None:
             continue
-        limit = "" if not cell.shares else f"{cell.share():.0%} of {'bandwidth' if cell.by[0] == 'bytes' else 'arithmetic'}"
+        limit = "" if not cell.shares else share_of_limit(cell.share(), cell.by[0])
         target = f"{ratio:g}x: {verdict(cell.ratio(), ratio)}"
         if share and cell.shares:
             target += f"; {share:.0%}: {verdict(cell.share(), share)}"
@@ -113,14 +117,15 @@ def peers(results, shape, format_):
     rows, slower = [], []
     for i, pairs in enumerate(cells[others[0]]):
         what = NAMES.get(pairs[0][0], pairs[0][0])
-        row = [what, spread([pair[1] for pair in pairs])]
+        figures = rounds[0]["folio"]["prefill"][:1] + rounds[0]["folio"]["decode"]
+        row = [what, spread([pair[1] for pair in pairs]), share_of_limit(statistics.median(pair[3] for pair in pairs), figures[i]["limited_by"])]
         for other in others:
             theirs, ratios = zip(*((pair[2], pair[1] / pair[2]) for pair in cells[other][i]))
             ratio = statistics.median(ratios)
             row += [spread(theirs), f"**{ratio:.2f}** ({min(ratios):.2f}..{max(ratios):.2f})"]
             slower += [f"{what} than {other} ({ratio:.2f})"] if ratio < 1 else []
         rows.append(row)
-    header = ["", "Folio t/s", *(text for other in others for text in (f"{other} t/s", "ratio"))]
+    header = ["", "Folio t/s", "share of the limit", *(text for other in others for text in (f"{other} t/s", "ratio"))]
     versions = "; ".join(sorted({v for entry in data["versions"] for v in entry.values()}))
     return (table(header, rows) + f"\n\nFrom `{name}`, {len(rounds)} rounds; {versions}. "
             + ("Folio is slower: " + ", ".join(slower) + "." if slower else "Folio is slower nowhere."))

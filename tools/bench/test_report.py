@@ -72,8 +72,8 @@ class Tables(unittest.TestCase):
                 "arguments": {"prompt": 512, "depth": 128, "peers": ["ik", "openvino"]}, "rounds": [round_(10, 5, 20), round_(12, 4, 8), round_(14, 7, 28)]}
         results = Folder(a=data).results
         text = report.peers(results, "llama-1b", "Q8_0")
-        self.assertIn("|  | Folio t/s | ik t/s | ratio | openvino t/s | ratio |", text)
-        self.assertIn("| decode alone, depth 128 | 12.0 (10.0..14.0) | 5.0 (4.0..7.0) | **2.00** (2.00..3.00) | 20.0 (8.0..28.0) | **0.50** (0.50..1.50) |", text)
+        self.assertIn("|  | Folio t/s | share of the limit | ik t/s | ratio | openvino t/s | ratio |", text)
+        self.assertIn("| decode alone, depth 128 | 12.0 (10.0..14.0) | 60% of bandwidth | 5.0 (4.0..7.0) | **2.00** (2.00..3.00) | 20.0 (8.0..28.0) | **0.50** (0.50..1.50) |", text)
         self.assertTrue(text.endswith("From `a.json`, 3 rounds; f 1; k 2. Folio is slower: decode alone, depth 128 than openvino (0.50)."))
         self.assertEqual(report.peers(results, "llama-1b", "Q4_0"), "Not measured yet.")
         self.assertEqual(results.cells, {})  # none of it is taken for llama.cpp's

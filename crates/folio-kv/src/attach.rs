@@ -187,7 +187,11 @@ impl KvCache {
         for group in self.others() {
             let config = self.groups[group].config;
             let (from, to) = (config.first_block(before), config.first_block(table.computed));
-            let missed = table.missed * self.config.block_tokens;
+            let mut missed = table.missed * self.config.block_tokens;
+            if config.layout == Layout::State {
+                // The last state at or before it: behind it the sequence is another.
+                missed -= missed % config.block_tokens;
+            }
             let missed = config.first_block(missed)..missed.div_ceil(config.block_tokens);
             for index in from..to.min(table.lists[group].len() as u32) {
                 let block = std::mem::replace(&mut table.lists[group][index as usize], HOLE);

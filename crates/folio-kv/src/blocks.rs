@@ -311,6 +311,14 @@ impl KvCache {
         }
     }
 
+    /// Gives up what tables of a group from 1 on merely passed: the cached blocks that would go first.
+    pub fn drop_passed(&mut self, group: usize) {
+        while let Some(block) = self.groups[group].passed() {
+            self.drop_block_of(group, block);
+            self.groups[group].pool.push(block);
+        }
+    }
+
     /// A cached block of group 0 that nothing continues loses its content, and with it what other groups have
     /// of it. The block is in no state until the caller puts it somewhere.
     pub(crate) fn drop_content(&mut self, block: BlockId) {

@@ -75,6 +75,11 @@ impl Group {
         self.lists.iter().find_map(|list| list.oldest())
     }
 
+    /// The oldest on probation.
+    pub fn passed(&self) -> Option<u32> {
+        self.lists[0].oldest()
+    }
+
     /// Cached blocks of groups 1 and up in the order they will be given up. For `check`.
     pub fn cached(&self) -> impl Iterator<Item = u32> + '_ {
         self.lists.iter().flat_map(|list| self.links.of(*list))

@@ -155,3 +155,28 @@ fn a_tail_that_cannot_be_copied_is_not_a_hit() {
     cache.release(other, &tokens);
     cache.check(&[]).unwrap();
 }
+
+/// What two share ends within a block of states. It is known with the second, that has its states computed again; the last before it is
+/// wanted from then on, and stays however much passes by.
+#[test]
+fn the_state_where_prompts_part_outlives_what_merely_passes() {
+    let (mut cache, root) = (cache(4), root(0));
+    let prompt = |own: u32, end: u32| (0..20).chain(own..own + end - 20).collect::<Vec<u32>>();
+    let stepwise = |cache: &mut KvCache, tokens: &[u32]| {
+        let (mut table, _) = cache.attach_at(&root, tokens, tokens.len() as u32);
+        let found = table.computed();
+        for end in (found / 4 + 1)..=tokens.len() as u32 / 4 {
+            plan(cache, &mut table, 4 * end, 0);
+            cache.committed(&mut table, tokens, 4 * end);
+        }
+        cache.release(table, tokens);
+        cache.check(&[]).unwrap();
+        found
+    };
+    // Its states at 8 and 16 give way to what comes behind them.
+    assert_eq!(stepwise(&mut cache, &prompt(100, 60)), 0);
+    // Blocks of group 0 say that 20 are shared.
+    assert_eq!(stepwise(&mut cache, &prompt(200, 24)), 0);
+    assert_eq!(stepwise(&mut cache, &prompt(300, 60)), 16);
+    assert_eq!(stepwise(&mut cache, &prompt(400, 24)), 16);
+}

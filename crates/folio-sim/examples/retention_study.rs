@@ -9,44 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use flate2::read::GzDecoder;
 use folio_kv::{EvictionPolicy, LearnedLifetimes, LearningSettings, LruLeafFirst};
 use folio_sim::retention::tiers::{StoreRule, tiered};
-use folio_sim::retention::workloads::Kind;
+use folio_sim::retention::workloads::{Workload, all};
 use folio_sim::retention::{BlockTrace, Policy, hits, hits_with};
 
 const SIZES: [u32; 4] = [1000, 2000, 5000, 10_000];
-const SEEDS: u64 = 2;
-const LOADS: [u32; 2] = [4, 16];
 /// Blocks of the cache, and of the tier behind it.
 const TIERS: [(u32, u32); 4] = [(1000, 2000), (1000, 10_000), (2000, 20_000), (5000, 50_000)];
-
-/// Of the same family workloads are alike: they are left out together.
-struct Workload {
-    family: &'static str,
-    part: String,
-    trace: BlockTrace,
-}
-
-fn workloads(trace: BlockTrace) -> Vec<Workload> {
-    let whole = Workload { family: "recorded conversations", part: "all".into(), trace };
-    let mut all = Vec::new();
-    for (parts, names) in [
-        (whole.trace.by_time(), ["first half", "second half"]),
-        (whole.trace.by_session(), ["half of the sessions", "other half"]),
-    ] {
-        for (trace, part) in parts.into_iter().zip(names) {
-            all.push(Workload { family: whole.family, part: part.into(), trace });
-        }
-    }
-    all.push(whole);
-    for kind in Kind::ALL {
-        for load in LOADS {
-            for seed in 0..SEEDS {
-                let part = format!("load {load} seed {seed}");
-                all.push(Workload { family: kind.name(), part, trace: kind.generate(seed, load) });
-            }
-        }
-    }
-    all
-}
 
 fn settings() -> Vec<LearningSettings> {
     let mut all = Vec::new();
@@ -106,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = arguments.next().ok_or("usage: retention_study TRACE [THREADS]")?;
     let threads: usize = arguments.next().map_or(Ok(1), |text| text.parse())?;
     let trace = BlockTrace::mooncake(BufReader::new(GzDecoder::new(File::open(path)?)))?;
-    let (workloads, next) = (workloads(trace), AtomicUsize::new(0));
+    let (workloads, next) = (all(trace), AtomicUsize::new(0));
     println!("family,part,total,what,blocks,tier,found,written");
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -138,7 +138,7 @@ impl Device {
                     units::bytes(backend.weight_bytes()),
                     units::bytes(backend.buffer_bytes())
                 );
-                backend.free_bytes().ok().map(|bytes| FreeMemory { bytes, source })
+                backend.free_bytes().ok().map(|bytes| FreeMemory::new(bytes, source))
             }
         }
     }

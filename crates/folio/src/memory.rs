@@ -13,14 +13,21 @@ use crate::units;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
     pub bytes: u64,
+    /// Of mapped weights beside that: could be taken, too, if what is dropped of them is read again whenever it is needed.
+    pub mapped: u64,
     /// "MemAvailable of this machine" or the cgroup's file.
     pub source: String,
 }
 
 impl FreeMemory {
-    /// Less what is counted as free and is not.
-    pub fn without(self, bytes: u64) -> Self {
-        Self { bytes: self.bytes.saturating_sub(bytes), ..self }
+    pub fn new(bytes: u64, source: String) -> Self {
+        Self { bytes, mapped: 0, source }
+    }
+
+    /// Less weights that are mapped, and so counted as free.
+    pub fn without(self, mapped: u64) -> Self {
+        let mapped = mapped.min(self.bytes);
+        Self { bytes: self.bytes - mapped, mapped, ..self }
     }
 }
 
@@ -34,16 +41,14 @@ fn free_at(meminfo: &Path, groups: &Path, mount: &Path) -> Option<FreeMemory> {
     let meminfo = std::fs::read_to_string(meminfo).ok()?;
     let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = kib.trim().trim_end_matches("kB").trim().parse().ok()?;
-    let mut least = FreeMemory { bytes: kib * 1024, source: "available on this machine".into() };
+    let mut least = FreeMemory::new(kib * 1024, "available on this machine".into());
     let groups = std::fs::read_to_string(groups).unwrap_or_default();
     for folder in group_folders(&groups, mount) {
         if let Some((bytes, limit)) = left_in_group(&folder)
             && bytes < least.bytes
         {
-            least = FreeMemory {
-                bytes,
-                source: format!("left of this container's limit of {}", units::bytes(limit)),
-            };
+            let limit = units::bytes(limit);
+            least = FreeMemory::new(bytes, format!("left of this container's limit of {limit}"));
         }
     }
     Some(least)
@@ -72,17 +77,21 @@ fn group_folders(groups: &str, mount: &Path) -> Vec<PathBuf> {
 /// (bytes left, limit): what is used counts without the page cache that can be dropped.
 fn left_in_group(folder: &Path) -> Option<(u64, u64)> {
     let number = |file: &str| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
-    let (limit, used, cache_key) = match number("memory.max") {
-        Some(limit) => (limit, number("memory.current")?, "inactive_file "),
-        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, "total_inactive_file "),
+    let (limit, used, of_all) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?, ""),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, "total_"),
     };
     // cgroup v1 writes "no limit" as a number near 2^63.
     if limit > 1 << 60 {
         return None;
     }
     let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let cache: u64 =
-        stat.lines().find_map(|line| line.strip_prefix(cache_key)?.trim().parse().ok()).unwrap_or(0);
+    let file = |kind: &str| -> u64 {
+        let key = format!("{of_all}{kind}_file ");
+        stat.lines().find_map(|line| line.strip_prefix(&key)?.trim().parse().ok()).unwrap_or(0)
+    };
+    // Weights that were just read from their file are active.
+    let cache = file("inactive") + file("active");
     Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
 }
 
@@ -213,10 +222,11 @@ pub fn pool(request: &PoolRequest) -> Result<Pool, PoolError> {
     let full_blocks = request.sequence_blocks();
     let useful = full_blocks.saturating_mul(request.max_num_seqs).min(u32::MAX >> 1);
     let (bytes, why) = match (request.asked_bytes, &request.free) {
-        (Some(asked), Some(free)) if asked > free.bytes => {
+        // Whoever says so may have weights that do not fit beside it, and are read again and again.
+        (Some(asked), Some(free)) if asked > free.bytes + free.mapped => {
             return Err(PoolError::NotEnough {
                 asked: units::bytes(asked),
-                free: units::bytes(free.bytes),
+                free: units::bytes(free.bytes + free.mapped),
                 source_of: free.source.clone(),
             });
         }
@@ -312,7 +322,7 @@ mod tests {
         let root = tempfile::tempdir().expect("folder");
         write(root.path(), "mount/a/memory.max", "600000\n");
         write(root.path(), "mount/a/memory.current", "500000\n");
-        write(root.path(), "mount/a/memory.stat", "anon 1\ninactive_file 200000\n");
+        write(root.path(), "mount/a/memory.stat", "anon 1\ninactive_file 150000\nactive_file 50000\n");
         write(root.path(), "mount/a/b/memory.max", "900000\n");
         write(root.path(), "mount/a/b/memory.current", "100000\n");
         let free = machine(root.path(), "0::/a/b\n").expect("read");
@@ -334,7 +344,7 @@ mod tests {
         PoolRequest {
             asked_bytes: None,
             share: 0.5,
-            free: Some(FreeMemory { bytes: 1 << 30, source: "available".into() }),
+            free: Some(FreeMemory::new(1 << 30, "available".into())),
             bytes_per_block: 1 << 20,
             windows: Vec::new(),
             block_tokens: 16,
@@ -401,6 +411,18 @@ mod tests {
         assert_eq!(pool(&PoolRequest { free: None, ..request() }), Err(PoolError::Unknown));
     }
 
+    #[test]
+    fn what_is_asked_for_may_take_the_room_of_mapped_weights_and_a_share_may_not() {
+        let free = Some(FreeMemory::new(1 << 30, "available".into()).without(3 << 28));
+        let share = pool(&PoolRequest { free: free.clone(), ..request() }).expect("fits");
+        assert_eq!(share.bytes, 128 << 20, "half of a quarter");
+        let asked = |bytes| pool(&PoolRequest { asked_bytes: Some(bytes), free: free.clone(), ..request() });
+        assert_eq!(asked(512 << 20).expect("fits").bytes, 512 << 20);
+        assert!(matches!(asked((1 << 30) + 1), Err(PoolError::NotEnough { .. })));
+        let small = FreeMemory::new(1 << 20, String::new()).without(1 << 30);
+        assert_eq!((small.bytes, small.mapped), (0, 1 << 20), "no more than there is");
+    }
+
     fn window(bytes_per_block: u64, window_tokens: u32) -> GroupConfig {
         GroupConfig::window(window_tokens, 0, 16, bytes_per_block)
     }
@@ -443,7 +465,7 @@ mod tests {
         // A chunk of 64 lies in two blocks at most, one more state may be taken back, and one be copied.
         let least = 4;
         let request = |mib: u64, free: u64, seqs: u32| PoolRequest {
-            free: Some(FreeMemory { bytes: free << 20, source: "available".into() }),
+            free: Some(FreeMemory::new(free << 20, "available".into())),
             windows: vec![states(mib << 20)],
             max_num_seqs: seqs,
             ..request()

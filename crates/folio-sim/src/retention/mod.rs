@@ -1,6 +1,6 @@
 //! How many blocks of recorded traffic each retention policy finds again.
 //!
-//! Owns: the traffic as block ids, the race of policies over it (`workloads`: traffic to race on; `tiers`: with a tier behind the cache). Must never: re-implement the cache: every policy runs inside the
+//! Owns: the traffic as block ids, the race of policies over it (`workloads`: traffic to race on; `tiers`: with a tier behind the cache; `states`: with states beside it). Must never: re-implement the cache: every policy runs inside the
 //! real [`KvCache`], the offline optimum, too.
 //!
 //! The model, the same for every policy: requests one after another; a request finds its leading cached blocks, all of its
@@ -12,6 +12,7 @@
 
 mod optimum;
 mod rivals;
+pub mod states;
 pub mod tiers;
 pub mod workloads;
 

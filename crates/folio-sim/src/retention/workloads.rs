@@ -14,6 +14,41 @@ use crate::rng::Rng;
 /// Requests of a generated workload.
 const REQUESTS: usize = 5000;
 
+/// Seeds and loads of each kind.
+const SEEDS: u64 = 2;
+const LOADS: [u32; 2] = [4, 16];
+
+/// Of the same family workloads are alike: they are left out together.
+pub struct Workload {
+    pub family: &'static str,
+    pub part: String,
+    pub trace: BlockTrace,
+}
+
+/// All that a rule is judged on: `trace` as a whole and in halves, and what is generated.
+pub fn all(trace: BlockTrace) -> Vec<Workload> {
+    let whole = Workload { family: "recorded conversations", part: "all".into(), trace };
+    let mut all = Vec::new();
+    for (parts, names) in [
+        (whole.trace.by_time(), ["first half", "second half"]),
+        (whole.trace.by_session(), ["half of the sessions", "other half"]),
+    ] {
+        for (trace, part) in parts.into_iter().zip(names) {
+            all.push(Workload { family: whole.family, part: part.into(), trace });
+        }
+    }
+    all.push(whole);
+    for kind in Kind::ALL {
+        for load in LOADS {
+            for seed in 0..SEEDS {
+                let part = format!("load {load} seed {seed}");
+                all.push(Workload { family: kind.name(), part, trace: kind.generate(seed, load) });
+            }
+        }
+    }
+    all
+}
+
 /// Who sends the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -123,14 +123,9 @@ impl Setup {
         let Some(left) = memory.checked_sub(weight_bytes).filter(|left| *left > 0) else {
             return Err(PoolFault::Weights);
         };
-        let free = FreeMemory {
-            bytes: left,
-            source: format!(
-                "of {} left beside {} of weights",
-                units::bytes(memory),
-                units::bytes(weight_bytes)
-            ),
-        };
+        let source =
+            format!("of {} left beside {} of weights", units::bytes(memory), units::bytes(weight_bytes));
+        let free = FreeMemory::new(left, source);
         let sizes = choice.sizes();
         let request = PoolRequest {
             asked_bytes: choice.kv_cache_memory,

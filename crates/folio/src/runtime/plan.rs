@@ -62,10 +62,10 @@ impl MemoryPlan {
         let formats = KvFormats { most, skipped: own, skip: args.kv_cache_dtype_skip_layers.clone() };
         let layout = kv_layout(config, &formats, args.block_size as usize, context)
             .map_err(|problem| anyhow!(problem))?;
-        let left = FreeMemory {
-            bytes: share.saturating_sub(weight_bytes),
-            source: "left to the model beside its weights".into(),
-        };
+        let left = FreeMemory::new(
+            share.saturating_sub(weight_bytes),
+            "left to the model beside its weights".into(),
+        );
         let pool = memory::pool(&PoolRequest {
             asked_bytes: args.kv_cache_memory,
             share: sizes.kv_cache_share,

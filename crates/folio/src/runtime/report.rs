@@ -120,11 +120,14 @@ impl StartReport {
             ));
         }
         if let Some(free) = free {
-            let left = units::bytes(free.bytes.saturating_sub(pool.bytes));
-            self.lines.push((
-                "memory",
-                format!("{} {}; {left} will be left", units::bytes(free.bytes), free.source),
-            ));
+            let after = match free.bytes.checked_sub(pool.bytes) {
+                Some(left) => format!("{} will be left", units::bytes(left)),
+                None => format!(
+                    "weights of {} do not fit beside the KV cache: what lacks is read from their file whenever it is needed, which is slow",
+                    units::bytes(self.weight_bytes)
+                ),
+            };
+            self.lines.push(("memory", format!("{} {}; {after}", units::bytes(free.bytes), free.source)));
         }
         self.lines.push((
             "template",
