@@ -74,7 +74,7 @@ impl Bench {
 
     /// What is held by anybody; all that runs is over.
     fn held(&self) -> u32 {
-        self.cache.stats().active_blocks as u32
+        self.cache.stats().active_blocks
     }
 
     /// A tier reads and keeps one order after the other. Each as its blocks.
@@ -176,7 +176,7 @@ fn behind_what_a_tier_did_not_keep_it_is_given_nothing() {
     assert_eq!(bench.orders(), []);
     bench.report(&first[1], 0);
     let next = bench.orders();
-    assert_eq!(next.iter().map(blocks).collect::<Vec<_>>(), [0..40], "whose turn it is then");
+    assert_eq!(next.iter().map(blocks).collect::<Vec<_>>(), vec![0..40], "whose turn it is then");
     assert_eq!(bench.missed(), 600 - 128);
 }
 
@@ -218,7 +218,7 @@ fn with_windows_what_ends_is_stored_as_a_whole() {
     let mut bench = Bench::new(1000, &[GroupConfig::window(8, 400, BLOCK, 1)], &[1]);
     bench.end(&[200, 100]);
     let first = bench.orders();
-    assert_eq!(first.iter().map(blocks).collect::<Vec<_>>(), [0..199]);
+    assert_eq!(first.iter().map(blocks).collect::<Vec<_>>(), vec![0..199]);
     assert_eq!(first[0].contents.len(), 201);
     let carried = bench.carry(first, 210);
     // Behind the prompt, whose last row is computed again, and behind the answer.

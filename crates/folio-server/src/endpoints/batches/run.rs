@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::arrival::{Arrival, Flight};
 use crate::batch::lines::{self, Endpoint, InputLine, LineError, LineSpan};
-use crate::batch::records::{Batch, BatchCounts, BatchRecord, BatchStatus, Content};
+use crate::batch::records::{Batch, BatchCounts, BatchRecord, BatchStatus, FileContent};
 use crate::batch::results::Results;
 use crate::batch::store::Store;
 use crate::batch::{Batches, CLASS, PRIORITY, PRIORITY_SPAN};
@@ -380,7 +380,7 @@ struct BatchRun {
     tenant: Tenant,
     owner: Arc<str>,
     endpoint: Endpoint,
-    content: Content,
+    content: FileContent,
     places: Vec<LineSpan>,
 }
 
