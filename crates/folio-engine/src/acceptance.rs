@@ -31,6 +31,9 @@ impl DraftOutcomes {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Acceptance {
     pub outcomes: DraftOutcomes,
+    begun: bool,
+    /// A few drafts are to be verified although they would not pay: nothing is known of them.
+    pub on_trial: bool,
     /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
     paused_until: u64,
     pauses: u8,
@@ -45,6 +48,21 @@ const PAUSE_MAX: u64 = 256;
 impl Acceptance {
     pub fn add(&mut self, right: bool) {
         self.outcomes.add(right, OUTCOME);
+    }
+
+    /// The first drafts are there; `record`: of others like them, if there are such.
+    pub fn begin(&mut self, record: Option<&mut DrafterRecord>) {
+        self.begun = true;
+        self.on_trial = record.is_none_or(|record| {
+            if record.is_known() {
+                self.outcomes.probability = record.outcomes.probability;
+            }
+            record.reads(!record.is_known())
+        });
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.begun
     }
 
     pub fn is_paused(&self, step: u64) -> bool {
@@ -82,7 +100,7 @@ fn longest(rows: u32) -> u64 {
     (PAUSE * u64::from(rows).next_power_of_two()).min(PAUSE_MAX)
 }
 
-/// What became lately of the drafts of a model, for all sequences of one tenant.
+/// What became lately of the drafts of a model, or of those from text, for all sequences of one tenant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DrafterRecord {
     pub outcomes: DraftOutcomes,
@@ -90,6 +108,8 @@ pub(crate) struct DrafterRecord {
     passed_over: u32,
 }
 
+/// Outcomes after which they are to be relied on.
+const KNOWN: u8 = 16;
 /// What an outcome weighs at least.
 const RECENT: f32 = 0.05;
 /// Of so many sequences that would not be worth it one is read, to find out whether that has changed.
@@ -102,7 +122,11 @@ impl DrafterRecord {
         self.outcomes.add(right, RECENT);
     }
 
-    /// Whether the model reads a sequence that begins; `worth`: drafts that are right as often as lately would pay.
+    fn is_known(&self) -> bool {
+        self.outcomes.count >= KNOWN
+    }
+
+    /// Whether the model reads a sequence that begins, or drafts of it are tried; `worth`: drafts that are right as often as lately would pay.
     pub fn reads(&mut self, worth: bool) -> bool {
         self.passed_over = if worth { 0 } else { (self.passed_over + 1) % PASSED_OVER };
         self.passed_over == 0

@@ -382,6 +382,11 @@ impl Sequence {
         self.history.is_none() && self.guide.is_none()
     }
 
+    /// Whether its caller told what it expects.
+    pub fn is_predicted(&self) -> bool {
+        self.request.speculation.as_ref().is_some_and(|speculation| !speculation.prediction().is_empty())
+    }
+
     /// Whose its drafts are.
     pub fn drafter(&self) -> Drafter {
         self.request.speculation.as_ref().map_or_else(Drafter::default, |speculation| speculation.drafter())

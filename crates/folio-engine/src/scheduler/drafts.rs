@@ -32,6 +32,8 @@ const FORCED: f32 = 0.95;
 const FORCED_LAST: f32 = 0.5;
 /// What drafts add to a step counts so many times: estimates err.
 const PAYS: f64 = 1.2;
+/// Drafts of a sequence of which nothing is known that are verified once although they would not pay.
+const TRIED: u32 = 3;
 /// Numbers of drafts that are compared for a step.
 const LOOKED_AT: usize = 64;
 /// Known tokens that a drafter computes before its drafts in one step.
@@ -101,6 +103,7 @@ impl Scheduler {
             if most > 0 {
                 drafting |= sequence.drafts.is_empty();
                 self.step.drafters.push(Drafts { arrival: sequence.rank.arrival, slot, most, granted: 0 });
+                self.begin_drafts(slot);
             }
         }
         if self.step.drafters.is_empty() && waiting == 0 {
@@ -119,16 +122,21 @@ impl Scheduler {
         let paying = self.share_drafts(rows, &plain, kind);
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
-            drafts.granted == 0 && !sequence.forced && sequence.acceptance.is_due(rows)
+            let acceptance = &sequence.acceptance;
+            drafts.granted == 0 && !sequence.forced && (acceptance.on_trial || acceptance.is_due(rows))
         };
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
         }
         let mut drafters = std::mem::take(&mut self.step.drafters);
+        let tried = if rows * (1 + TRIED) <= self.costs.rows_max(kind) { TRIED } else { 1 };
         for drafts in &mut drafters {
             let sequence = &mut self.sequences[drafts.slot];
+            let on_trial = !sequence.forced && std::mem::take(&mut sequence.acceptance.on_trial);
             if drafts.granted > 0 {
                 sequence.acceptance.resume();
+            } else if on_trial {
+                drafts.granted = drafts.most.min(tried);
             } else if !sequence.forced && sequence.acceptance.pause(step, rows) {
                 drafts.granted = 1;
             } else {
@@ -139,6 +147,18 @@ impl Scheduler {
         drafters.retain(|drafts| drafts.granted > 0);
         self.step.drafters = drafters;
         true
+    }
+
+    /// What is known of a sequence's first drafts before they are verified: of a model that reads it, and of what its caller predicts, nothing; of
+    /// other text, what became of its tenant's drafts lately.
+    fn begin_drafts(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.forced || sequence.acceptance.has_begun() {
+            return;
+        }
+        let from_text = !sequence.drafts.is_empty() && !sequence.is_predicted();
+        let record = from_text.then(|| self.text_records.of(sequence.tenant));
+        sequence.acceptance.begin(record);
     }
 
     /// Drafts that a sequence has, as far as they can be used.
@@ -277,6 +297,8 @@ impl Scheduler {
         sequence.acceptance.add(right);
         if by_model {
             self.drafter_records.of(sequence.tenant).add(right);
+        } else if !sequence.is_predicted() {
+            self.text_records.of(sequence.tenant).add(right);
         }
         if right {
             sequence.timing.accepted_draft_tokens += 1;

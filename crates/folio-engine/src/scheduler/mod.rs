@@ -130,6 +130,8 @@ pub struct Scheduler {
     costs: Costs,
     drafter: Option<DrafterModel>,
     drafter_records: DrafterRecords,
+    /// Of drafts from text.
+    text_records: DrafterRecords,
     vocab: u32,
     /// The step being planned.
     step: Step,
@@ -172,6 +174,7 @@ impl Scheduler {
             costs: Costs::default(),
             drafter: None,
             drafter_records: DrafterRecords::default(),
+            text_records: DrafterRecords::default(),
             vocab: PLACEHOLDER,
             step: Step::default(),
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
