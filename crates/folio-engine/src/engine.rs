@@ -161,6 +161,10 @@ impl Engine {
             self.executor.tell_events(&mut self.cache);
             self.publish(now);
         }
+    }
+
+    /// At its end all that waits to be stored is ordered.
+    fn store_all(&mut self) {
         self.scheduler.store_all(&mut self.cache);
         let now = self.executor.clock.now();
         order_transfers(&mut self.scheduler, &mut self.cache, &mut self.executor, now);
@@ -254,7 +258,11 @@ impl Engine {
 
     /// The loop, and what is left to do when it ends in a panic: nobody may wait for ever.
     fn live(&mut self) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run())) {
+        let lived = catch_unwind(AssertUnwindSafe(|| {
+            self.run();
+            self.store_all();
+        }));
+        if let Err(panic) = lived {
             let reason: Arc<str> = format!("the engine panicked: {}", message(&*panic)).into();
             self.declare_unhealthy(&reason);
             self.outbox.fail_all(&reason, self.executor.clock.now());
