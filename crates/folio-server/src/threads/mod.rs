@@ -67,26 +67,31 @@ impl Pool {
     }
 }
 
-async fn in_turn<T: Send + 'static>(
+/// Begins the work at once, so that who waits for it holds nothing of it.
+fn in_turn<T: Send + 'static>(
     turn: Turn<TenantId>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, WorkLost> {
+) -> impl Future<Output = Result<T, WorkLost>> {
+    let (done, result) = tokio::sync::oneshot::channel();
     let is_large = turn.is_large();
     let work = move || {
-        // Held until the work is done, even when nobody waits for it any more.
-        let _turn = turn;
-        work()
+        let result = work();
+        // Held until the work is done, even when nobody waits for it any more, and given back before anybody hears of it.
+        drop(turn);
+        let _ = done.send(result);
     };
+    // Where it is lost, nobody sends.
     if is_large {
-        return behind_others(work).await;
+        behind_others(work);
+    } else {
+        drop(tokio::task::spawn_blocking(work));
     }
-    tokio::task::spawn_blocking(work).await.map_err(|_| WorkLost)
+    async { result.await.map_err(|_| WorkLost) }
 }
 
 /// On a thread of its own that gives way to the engine's, the event loop and small pieces: those take microseconds, and where they want its
 /// processor they would wait for milliseconds. Where processors are busy with prompts, a tenth of one reads a text faster than it is computed.
-async fn behind_others<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, WorkLost> {
-    let (done, result) = tokio::sync::oneshot::channel();
+fn behind_others(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::Builder::new().name("folio-large".into()).spawn(move || {
         // Of this thread alone, on Linux.
         if cfg!(target_os = "linux") {
@@ -94,10 +99,11 @@ async fn behind_others<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'sta
                 rustix::process::getpriority_process(None).map_or(LARGE_NICE, |nice| nice.max(LARGE_NICE));
             let _ = rustix::process::setpriority_process(None, nice);
         }
-        let _ = done.send(work());
+        work();
     });
-    thread.map_err(|_| WorkLost)?;
-    result.await.map_err(|_| WorkLost)
+    if let Err(error) = thread {
+        tracing::error!("no thread for a large piece of work: {error}");
+    }
 }
 
 #[cfg(test)]
