@@ -90,7 +90,8 @@ impl RowTimes {
 
     /// Whether steps of so many rows, or fewer, were measured: else what it says of them is what more rows take.
     pub fn knows_few(&self, rows: u32) -> bool {
-        self.seen[..=entry(rows)].iter().any(|seen| *seen >= self.enough(rows))
+        let enough = self.enough(rows);
+        self.seen[..=entry(rows)].iter().any(|seen| *seen >= enough)
     }
 
     /// What a step with so many rows takes, microseconds; far beyond what is to be relied on, by whatever was measured. `None`: no step was.
