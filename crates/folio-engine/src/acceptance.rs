@@ -163,6 +163,23 @@ mod tests {
     }
 
     #[test]
+    fn what_nothing_is_known_of_is_tried_and_else_one_in_sixteen() {
+        let begun = |record: Option<&mut DrafterRecord>| {
+            let mut acceptance = Acceptance::default();
+            acceptance.begin(record);
+            (acceptance.on_trial, acceptance.outcomes.probability)
+        };
+        let unknown = DraftOutcomes::default().probability;
+        assert_eq!(begun(None), (true, unknown));
+        let mut record = DrafterRecord::default();
+        assert_eq!(begun(Some(&mut record)), (true, unknown));
+        (0..KNOWN).for_each(|_| record.add(false));
+        let tried: Vec<u32> = (1..=40).filter(|_| begun(Some(&mut record)).0).collect();
+        assert_eq!(tried, [16, 32]);
+        assert_eq!(begun(Some(&mut record)).1, record.outcomes.probability, "as its tenant's were lately");
+    }
+
+    #[test]
     fn tenants_are_known_apart_and_no_more_than_so_many() {
         let mut records = DrafterRecords::default();
         (0..60).for_each(|_| records.of(TenantId(1)).add(false));
