@@ -24,7 +24,7 @@ const RESERVED: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileBounds {
     pub tiles: u32,
-    /// Tokens of a tile, up to [`crate::planes::word::TILE_TOKENS`]; 1 where every span is one row.
+    /// Tokens of a tile, up to [`crate::planes::word::TILE_TOKENS`].
     pub tile_tokens: u32,
     /// Rows of the step.
     pub rows: u32,
@@ -37,6 +37,11 @@ impl TileBounds {
     fn tile_rows(&self, spec: &AttentionSpec) -> u32 {
         WARP_ROWS.min(self.tile_tokens * (spec.heads / spec.kv_heads) as u32)
     }
+}
+
+/// Tokens whose heads of a group are rows of one warp; at least 1.
+pub fn warp_tokens(spec: &AttentionSpec) -> u32 {
+    (WARP_ROWS * spec.kv_heads as u32 / spec.heads as u32).max(1)
 }
 
 /// How a launch divides its work. Any plan gives the same bits.

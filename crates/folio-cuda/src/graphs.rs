@@ -16,11 +16,13 @@ use crate::step::Bounds;
 pub struct Bucket {
     pub rows: u32,
     pub chunks: u32,
+    /// Tokens of a tile of attention.
+    pub tile_tokens: u32,
 }
 
 impl Bucket {
     /// Least bucket for `bounds`: 1, 2, 4, 8, then multiples of 8 rows to 64, of 16 to 128, of 32 beyond; chunks in powers of two. `None`
-    /// where the step is no mere decoding, or wants more rows than graphs are made for.
+    /// where the step is no mere decoding (with drafts or without), or wants more rows than graphs are made for.
     pub fn of(bounds: &Bounds, max_rows: u32) -> Option<Self> {
         if !bounds.decode || bounds.rows == 0 {
             return None;
@@ -32,7 +34,8 @@ impl Bucket {
             rows => rows.next_multiple_of(32),
         };
         let chunks = bounds.chunks.max(1).next_power_of_two();
-        (bounds.rows <= max_rows).then_some(Self { rows: rows.min(max_rows), chunks })
+        let bucket = Self { rows: rows.min(max_rows), chunks, tile_tokens: bounds.tile_tokens };
+        (bounds.rows <= max_rows).then_some(bucket)
     }
 
     /// The bounds that a graph of this bucket is captured with.
@@ -43,7 +46,7 @@ impl Bucket {
             hidden_rows: 0,
             tiles: self.rows,
             chunks: self.chunks,
-            single: true,
+            tile_tokens: self.tile_tokens,
             decode: true,
         }
     }

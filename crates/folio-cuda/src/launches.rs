@@ -205,6 +205,12 @@ impl Model {
         (4 * batch.hidden_rows.len() * self.hidden.f32_stride as usize) as u64
     }
 
+    /// Tokens whose rows one warp has room for in every layer.
+    pub(crate) fn narrow_tile(&self) -> u32 {
+        let tokens = self.program.attention.iter().map(attention::warp_tokens);
+        tokens.min().unwrap_or(1)
+    }
+
     /// Where features lie, if there are any: in the f32 plane.
     pub(crate) fn features(&self) -> Option<&Planes> {
         self.program.features.map(|features| self.planes(features))
@@ -282,7 +288,7 @@ impl Launches<'_> {
                 let spec = &model.program.attention[spec];
                 let bounds = TileBounds {
                     tiles: bounds.tiles,
-                    tile_tokens: if bounds.single { 1 } else { word::TILE_TOKENS },
+                    tile_tokens: bounds.tile_tokens,
                     rows: bounds.rows,
                     positions: bounds.chunks * CHUNK,
                 };

@@ -32,9 +32,9 @@ pub struct Bounds {
     pub tiles: u32,
     /// Chunks of the longest sequence.
     pub chunks: u32,
-    /// Every span is one row.
-    pub single: bool,
-    /// Every span is one row whose logits are wanted, and nothing else is: what graphs are made for.
+    /// Tokens of a tile.
+    pub tile_tokens: u32,
+    /// Every span is a token, with drafts behind it or not, whose logits are wanted, and nothing else is: what graphs are made for.
     pub decode: bool,
 }
 
@@ -47,6 +47,9 @@ pub struct KeptTables<'a> {
     /// Tokens of a block of each group.
     pub block_tokens: &'a [u32],
 }
+
+/// Rows of a span, at most, that are a token and drafts.
+const DECODE_ROWS: u32 = 32;
 
 impl KeptTables<'_> {
     /// Records of the edits of a batch, and their entries.
@@ -82,9 +85,18 @@ fn halves(at: DevicePtr) -> [u32; 2] {
 }
 
 impl StepWords {
-    /// Puts a batch that was checked into words, with what it changed of `tables`; or with all that they hold.
-    pub fn fill(&mut self, batch: &Batch, tables: &KeptTables<'_>) {
+    /// Puts a batch that was checked into words, with what it changed of `tables`; or with all that they hold. `narrow`: tokens of a
+    /// tile that one warp computes.
+    pub fn fill(&mut self, batch: &Batch, tables: &KeptTables<'_>, narrow: u32) {
         let (rows, spans) = (batch.tokens.len(), batch.spans.len());
+        let decode = batch.logit_rows.len() == rows
+            && batch.hidden_rows.is_empty()
+            && batch.spans.iter().all(|span| span.rows <= DECODE_ROWS);
+        let tile_tokens = match decode {
+            _ if rows == spans => 1,
+            true => narrow,
+            false => word::TILE_TOKENS,
+        };
         let words = &mut self.words;
         words.clear();
         words.resize(word::HEADER, 0);
@@ -127,7 +139,7 @@ impl StepWords {
         for (index, span) in batch.spans.iter().enumerate() {
             let mut first = 0;
             while first < span.rows {
-                let tokens = word::TILE_TOKENS.min(span.rows - first);
+                let tokens = tile_tokens.min(span.rows - first);
                 words.extend([index as u32, first, tokens, 0]);
                 first += tokens;
             }
@@ -152,8 +164,8 @@ impl StepWords {
             hidden_rows: batch.hidden_rows.len() as u32,
             tiles: tiles as u32,
             chunks: ends.max().unwrap_or(0).div_ceil(CHUNK),
-            single: rows == spans,
-            decode: rows == spans && batch.logit_rows.len() == rows && batch.hidden_rows.is_empty(),
+            tile_tokens,
+            decode,
         };
     }
 
@@ -189,6 +201,7 @@ mod tests {
     }
 
     const SMALL: PoolSize = PoolSize { blocks: 100, block_tokens: 8, is_state: false };
+    const NARROW: u32 = 4;
     const POOLS: [PoolSize; 2] = [SMALL, PoolSize { block_tokens: 16, ..SMALL }];
 
     impl Kept {
@@ -204,6 +217,7 @@ mod tests {
             step.fill(
                 batch,
                 &KeptTables { host: &self.host, device: &self.device, all, block_tokens: &[8, 16] },
+                NARROW,
             );
             step
         }
@@ -308,7 +322,7 @@ mod tests {
             hidden_rows: 1,
             tiles: 3,
             chunks: 2,
-            single: false,
+            tile_tokens: word::TILE_TOKENS,
             decode: false,
         };
         assert_eq!(step.bounds(), want);
@@ -330,11 +344,43 @@ mod tests {
             hidden_rows: 0,
             tiles: 2,
             chunks: 1,
-            single: true,
+            tile_tokens: 1,
             decode: true,
         };
         assert_eq!(step.bounds(), want);
         let step = Kept::of(&decode).fill(&Batch::default(), false);
-        assert_eq!(step.bounds(), Bounds { single: true, decode: true, ..Bounds::default() });
+        assert_eq!(step.bounds(), Bounds { tile_tokens: 1, decode: true, ..Bounds::default() });
+    }
+
+    #[test]
+    fn drafts_are_in_tiles_of_one_warp() {
+        let mut batch = Batch {
+            tokens: (0..7).collect(),
+            spans: vec![span(0, 6, 250, 0), span(6, 1, 3, 1)],
+            logit_rows: (0..7).collect(),
+            ..Batch::default()
+        };
+        for (slot, group, blocks) in [(0, 0, 32), (0, 1, 16), (1, 0, 1), (1, 1, 1)] {
+            batch.edit_table(slot, group, 0, 0..blocks);
+        }
+        let step = Kept::of(&batch).fill(&batch, false);
+        let words = step.words();
+        let tiles: Vec<&[u32]> =
+            words[at(words, word::AT_TILES)..][..3 * word::TILE].chunks(word::TILE).collect();
+        assert_eq!(tiles, [&[0, 0, NARROW, 0][..], &[0, NARROW, 2, 0], &[1, 0, 1, 0]]);
+        let want = Bounds {
+            rows: 7,
+            logit_rows: 7,
+            tiles: 3,
+            chunks: 1,
+            tile_tokens: NARROW,
+            decode: true,
+            ..Bounds::default()
+        };
+        assert_eq!(step.bounds(), want);
+        // The end of a prompt, of which only the last row's logits are wanted.
+        batch.logit_rows = vec![5, 6];
+        let bounds = Kept::of(&batch).fill(&batch, false).bounds();
+        assert_eq!((bounds.tile_tokens, bounds.decode), (word::TILE_TOKENS, false));
     }
 }

@@ -77,6 +77,44 @@ fn a_graph_gives_what_its_launches_give_and_serves_every_step_of_its_bucket() {
     assert_eq!(graphs.graphs(), 2, "a prompt is launched kernel by kernel");
 }
 
+/// A sequence's token and the drafts behind it are run from a graph, and give what its tokens give one by one.
+#[test]
+fn drafts_are_computed_from_graphs() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let (mut graphs, model) = loaded();
+    let (mut eager, _) = loaded();
+    eager.without_graphs();
+    let mut ends = [0, 0, 0];
+    for rows in [[6, 1, 1], [1, 5, 2], [3, 3, 1], [1, 1, 6], [2, 1, 4]] {
+        let mut batch = decode(3, 0);
+        let mut first_row = 0;
+        for (span, (rows, end)) in batch.spans.iter_mut().zip(rows.into_iter().zip(&ends)) {
+            (span.first_row, span.rows, span.first_position) = (first_row, rows, *end);
+            first_row += rows;
+        }
+        batch.tokens = (0..first_row).map(|row| 3 + (11 * row + ends[0]) % 50).collect();
+        batch.logit_rows = (0..first_row).collect();
+        let mut expected = Vec::new();
+        for span in &batch.spans {
+            for row in 0..span.rows {
+                let mut one = batch.clone();
+                one.tokens = vec![batch.tokens[(span.first_row + row) as usize]];
+                one.spans =
+                    vec![Span { first_row: 0, rows: 1, first_position: span.first_position + row, ..*span }];
+                one.logit_rows = vec![0];
+                expected.extend(eager.forward(&one).unwrap().iter().map(|value| value.to_bits()));
+            }
+        }
+        let found: Vec<u32> = graphs.forward(&batch).unwrap().iter().map(|value| value.to_bits()).collect();
+        assert_eq!(found.len(), first_row as usize * model.vocab);
+        assert!(found == expected, "{rows:?} rows from {ends:?}");
+        ends.iter_mut().zip(rows).for_each(|(end, rows)| *end += rows);
+    }
+    assert_eq!((graphs.graphs(), eager.graphs()), (1, 0), "all of them share one");
+}
+
 /// The first step's words fit what is set aside; a step with very long tables does not, and what was captured before it is made again.
 #[test]
 fn graphs_survive_that_the_words_of_a_step_move() {

@@ -285,17 +285,17 @@ pub(super) struct Answer {
     pub right: u32,
 }
 
-/// Tokens per second of all sequences, while all of them decode: the sum of what each makes between its first and its last token of
-/// that time. (The tokens of a step arrive one after the other, so what arrives between two moments may be a step less than was
-/// made.) `None` where that is less than two tokens of each.
+/// Tokens per second of all sequences, while all of them decode: the sum of what each makes between its last token before that time and
+/// its last one in it. (Tokens of a step arrive one after the other, and with drafts several of a sequence: so each has whole steps.)
+/// `None` where one of them makes none.
 pub(super) fn together(times: &[Vec<Instant>]) -> Option<f64> {
     let from = *times.iter().filter_map(|times| times.first()).max()?;
     let to = *times.iter().filter_map(|times| times.last()).min()?;
     let rate = |times: &Vec<Instant>| {
-        let mut seen = times.iter().filter(|at| (from..=to).contains(at));
-        let first = seen.next()?;
-        let (more, last) = seen.fold((0, first), |(more, _), at| (more + 1, at));
-        (more > 0).then(|| f64::from(more) / last.duration_since(*first).as_secs_f64())
+        let arrived = |until| times.partition_point(|at| *at <= until);
+        let (before, after) = (arrived(from), arrived(to));
+        let more = after.checked_sub(before).filter(|more| *more > 0)?;
+        Some(more as f64 / times[after - 1].duration_since(times[before - 1]).as_secs_f64())
     };
     times.iter().map(rate).sum()
 }
@@ -380,6 +380,17 @@ mod tests {
             let want = 100.0 * begins.len() as f64;
             assert!((rate / want - 1.0).abs() < 1e-6, "{begins:?}: {rate}, not {want}");
         }
+    }
+
+    #[test]
+    fn who_is_alone_at_the_end_and_what_comes_in_one_step_do_not_count() {
+        let start = Instant::now();
+        // Steps of four tokens, and of one, of 10 ms each; the second sequence goes on for as long again.
+        let at = |step: u64, token: u64| start + Duration::from_micros(10_000 * step + token);
+        let fast = (0..10).flat_map(|step| (0..4).map(move |token| at(step, token))).collect();
+        let slow = (0..20).map(|step| at(step, 9)).collect();
+        let rate = together(&[fast, slow]).expect("a rate");
+        assert!((rate / 500.0 - 1.0).abs() < 0.01, "{rate}");
     }
 
     #[test]

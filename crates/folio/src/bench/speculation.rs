@@ -136,13 +136,10 @@ fn bound(times: &BTreeMap<u32, f64>, batch: u32, share: f64) -> f64 {
     BOUND.iter().filter_map(gain).fold(1.0, f64::max)
 }
 
-/// Tokens per second from the first token to the end, of all sequences.
+/// Tokens per second while all sequences decode: with drafts they end at different times, and what is left then is another batch.
 fn rate_of(answers: &[Answer]) -> Result<f64> {
-    let first = answers.iter().filter_map(|answer| answer.times.first()).max();
-    let last = answers.iter().filter_map(|answer| answer.times.last()).max();
-    let tokens: usize = answers.iter().map(|answer| answer.tokens.len() - 1).sum();
-    let (first, last) = first.zip(last).context("no token arrived")?;
-    Ok(tokens as f64 / last.duration_since(*first).as_secs_f64())
+    let arrived: Vec<_> = answers.iter().map(|answer| answer.times.clone()).collect();
+    together(&arrived).context("the sequences never decoded together")
 }
 
 pub(super) fn table(measured: &[Drafted]) -> String {
