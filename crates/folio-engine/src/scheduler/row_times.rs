@@ -3,7 +3,8 @@
 //! Owns: the curve. Must never: read a clock, or be needed for correctness.
 //!
 //! Rows do not cost alike: the first come nearly for nothing with the weights that are read anyway, later ones a tile at a time. So each
-//! number of rows has a time of its own; from 16 on each range of an eighth, since a row more is less there than what steps differ by.
+//! number of rows has a time of its own; beyond 16 each range of an eighth, since a row more is less there than what steps differ by. Ranges
+//! end with a multiple of their size, as tiles do.
 //! Between two that were measured, times grow evenly; beyond the last, as from the first to the last. What makes all steps longer, such as
 //! longer contexts, moves the whole curve (`level`). What was not measured for long is forgotten, and so found out again.
 
@@ -119,7 +120,7 @@ impl RowTimes {
 }
 
 fn entry(rows: u32) -> usize {
-    let rows = rows as usize;
+    let rows = rows.saturating_sub(1) as usize;
     if rows < EACH {
         return rows;
     }
@@ -130,9 +131,9 @@ fn entry(rows: u32) -> usize {
 
 /// The fewest rows of an entry.
 fn first_rows(entry: usize) -> u32 {
-    let Some(beyond) = entry.checked_sub(EACH) else { return entry as u32 };
+    let Some(beyond) = entry.checked_sub(EACH) else { return entry as u32 + 1 };
     let (doublings, within) = (beyond / OF_DOUBLING, beyond % OF_DOUBLING);
-    (((OF_DOUBLING + within) * (EACH / OF_DOUBLING)) << doublings) as u32
+    (((OF_DOUBLING + within) * (EACH / OF_DOUBLING)) << doublings) as u32 + 1
 }
 
 /// The rows in the middle of an entry, which its time is taken to be of.
@@ -146,10 +147,13 @@ mod tests {
 
     #[test]
     fn every_number_of_rows_is_in_the_entry_that_begins_before_it() {
-        for rows in 0..16_000 {
+        for rows in 1..16_000 {
             let at = entry(rows);
             assert!(first_rows(at) <= rows, "{rows}");
             assert!(at + 1 == ENTRIES || rows < first_rows(at + 1), "{rows}");
+        }
+        for rows in [8, 16, 24, 32, 64, 128, 256, 512, 1024] {
+            assert_eq!(entry(rows) + 1, entry(rows + 1), "a tile of {rows} ends an entry");
         }
         assert_eq!(entry(u32::MAX), ENTRIES - 1);
     }
