@@ -43,6 +43,14 @@ pub(super) struct Drafted {
     bound: Option<f64>,
 }
 
+/// Tokens per second without drafts and with them.
+struct Round {
+    off: f64,
+    on: f64,
+    drafts: u32,
+    right: u32,
+}
+
 impl Bench<'_> {
     /// With drafts and without, in turn; both must say the same. The inner error says why there is nothing to measure.
     pub(super) fn speculation(
@@ -55,49 +63,61 @@ impl Bench<'_> {
             return Ok(Err(reason));
         }
         let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(PROMPT)).collect();
-        let plain = |prompts: &[Arc<[u32]>]| prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
         let by_model = drafter.is_model();
         let times = self.times_of_rows(batch)?;
+        let levels = if by_model { &EXPECTED[..1] } else { &EXPECTED[..] };
+        // Steps of sizes that there were none of yet: what they allocate and compile is not what drafts cost.
+        for expected in levels.iter().rev().take(2) {
+            self.compare(drafter, &prompts, *expected)?;
+        }
         let mut figures = Vec::new();
-        for &expected in if by_model { &EXPECTED[..1] } else { &EXPECTED[..] } {
-            let (mut off, mut on, mut drafts, mut right) = (Vec::new(), Vec::new(), 0, 0);
-            for _ in 0..self.args.repeat {
-                // Each time other answers: those that were said before are drafts.
-                let seed = self.random.below(u64::MAX);
-                let sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::greedy(decode) };
-                let known = self.answer(plain(&prompts), &sampling)?;
-                off.push(rate_of(&known)?);
-                let mut told = Vec::new();
-                for (prompt, answer) in prompts.iter().zip(&known) {
-                    let mut guess = if by_model { Vec::new() } else { answer.tokens.clone() };
-                    let wrong = guess.iter_mut().filter(|_| self.random.below(100) >= expected);
-                    wrong.for_each(|token| *token = token.checked_sub(1).unwrap_or(1));
-                    let speculation = Speculation::new(drafter, DRAFTS_MAX, prompt, &guess);
-                    told.push((prompt.clone(), Some(speculation)));
-                }
-                let answers = self.answer(told, &sampling)?;
-                if answers.iter().zip(&known).any(|(answer, known)| answer.tokens != known.tokens) {
-                    bail!("with drafts the answer is another: this is a defect, please report it");
-                }
-                drafts += answers.iter().map(|answer| answer.drafts).sum::<u32>();
-                right += answers.iter().map(|answer| answer.right).sum::<u32>();
-                on.push(rate_of(&answers)?);
-            }
-            let ratios: Vec<f64> = on.iter().zip(&off).map(|(on, off)| on / off).collect();
+        for &expected in levels {
+            let rounds: Vec<Round> = (0..self.args.repeat)
+                .map(|_| self.compare(drafter, &prompts, expected))
+                .collect::<Result<_>>()?;
+            let sum = |count: fn(&Round) -> u32| rounds.iter().map(count).sum::<u32>();
+            let (drafts, right) = (sum(|round| round.drafts), sum(|round| round.right));
+            let ratios: Vec<f64> = rounds.iter().map(|round| round.on / round.off).collect();
             let share = f64::from(right) / f64::from(drafts.max(1));
             figures.push(Drafted {
                 batch,
                 expected: (!by_model).then_some(expected),
                 drafts,
                 right,
-                off_tokens_per_s: median(off),
-                on_tokens_per_s: median(on),
+                off_tokens_per_s: median(rounds.iter().map(|round| round.off).collect()),
+                on_tokens_per_s: median(rounds.iter().map(|round| round.on).collect()),
                 ratio: median(ratios.clone()),
                 ratios,
                 bound: (drafts > 0).then(|| bound(&times, batch, share)),
             });
         }
         Ok(Ok(figures))
+    }
+
+    /// Other answers each time, since those that were said before are drafts: without drafts, and with drafts of which so many are right.
+    fn compare(&mut self, drafter: Drafter, prompts: &[Arc<[u32]>], expected: u64) -> Result<Round> {
+        let seed = self.random.below(u64::MAX);
+        let tokens = self.args.decode.max(ANSWER);
+        let sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::greedy(tokens) };
+        let plain = prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
+        let known = self.answer(plain, &sampling)?;
+        let mut told = Vec::new();
+        for (prompt, answer) in prompts.iter().zip(&known) {
+            let mut guess = if drafter.is_model() { Vec::new() } else { answer.tokens.clone() };
+            let wrong = guess.iter_mut().filter(|_| self.random.below(100) >= expected);
+            wrong.for_each(|token| *token = token.checked_sub(1).unwrap_or(1));
+            told.push((prompt.clone(), Some(Speculation::new(drafter, DRAFTS_MAX, prompt, &guess))));
+        }
+        let answers = self.answer(told, &sampling)?;
+        if answers.iter().zip(&known).any(|(answer, known)| answer.tokens != known.tokens) {
+            bail!("with drafts the answer is another: this is a defect, please report it");
+        }
+        Ok(Round {
+            off: rate_of(&known)?,
+            on: rate_of(&answers)?,
+            drafts: answers.iter().map(|answer| answer.drafts).sum(),
+            right: answers.iter().map(|answer| answer.right).sum(),
+        })
     }
 
     /// Seconds of a step with as many sequences as a batch has rows with some drafts each.
