@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles every kernel for every architecture, without a GPU, and keeps what they need in docs/gpu-kernels.md.
+"""Compiles every kernel for every architecture, without a GPU, and keeps what they need in docs/gpu-kernels.md, and by a digest of what was
+compiled (source, options, compiler) in tools/gpu/kernels.json. What is there is not compiled again, but with --check for sm_90.
 
     cargo build --locked --workspace --examples
     target/debug/examples/kernel_sources target/kernels
@@ -13,14 +14,18 @@ import argparse
 import concurrent.futures
 import ctypes
 import hashlib
+import json
 import pathlib
 import re
 import sys
 import sysconfig
 
 ARCHS = (80, 90, 100)
+# Compiled at every check.
+CHECKED = 90
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space", "--ptxas-options=-v")
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "gpu-kernels.md"
+KEPT = pathlib.Path(__file__).resolve().parent / "kernels.json"
 
 HEAD = """# What the GPU kernels need
 
@@ -95,19 +100,21 @@ def needs(log):
     return found
 
 
-def log_of(nvrtc, folder, module, arch):
-    """The log of a module, compiled unless the same source was: logs are kept beside the sources' folder."""
+def needs_of(nvrtc, module, arch, kept, check):
+    """The digest of a module's compilation, and its [`needs`]: what was kept of the same one, or else what it says."""
     source = module.read_text()
     digest = hashlib.sha256(f"{nvrtc.version} {arch} {OPTIONS} {source}".encode()).hexdigest()[:24]
-    kept = folder.parent / "kernel-logs" / f"{module.stem}-{digest}.log"
-    if not kept.exists():
-        log = nvrtc.compile(module.name, source, arch)
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(log)
-    return kept.read_text()
+    known = kept.get(digest)
+    if known is None or (check and arch == CHECKED):
+        found = {kernel: list(need) for kernel, need in needs(nvrtc.compile(module.name, source, arch)).items()}
+        if known not in (None, found):
+            fail(f"{module.name} for sm_{arch} needs {found}, {KEPT.name} has {known}")
+        known = found
+    return digest, known
 
 
-def compile_all(nvrtc, folder):
+def compile_all(nvrtc, folder, kept, check):
+    """What every kernel needs, by module, and the same by digest."""
     modules = sorted(folder.glob("*.cu"))
     if not modules:
         fail(f"there are no sources in {folder}: run target/debug/examples/kernel_sources {folder}")
@@ -116,17 +123,17 @@ def compile_all(nvrtc, folder):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for module in modules:
             for arch in ARCHS:
-                jobs[module, arch] = pool.submit(log_of, nvrtc, folder, module, arch)
-        logs = {key: job.result() for key, job in jobs.items()}
+                jobs[module, arch] = pool.submit(needs_of, nvrtc, module, arch, kept, check)
+        done = {key: job.result() for key, job in jobs.items()}
     table = {}
     for module in modules:
         wanted = module.with_suffix(".txt").read_text().split()
-        by_arch = [needs(logs[module, arch]) for arch in ARCHS]
+        by_arch = [done[module, arch][1] for arch in ARCHS]
         for arch, found in zip(ARCHS, by_arch):
             if sorted(found) != sorted(wanted):
                 fail(f"{module.name} for sm_{arch} has the kernels {sorted(found)}, its list says {sorted(wanted)}")
         table[module.stem] = {kernel: [found[kernel] for found in by_arch] for kernel in wanted}
-    return table
+    return table, dict(sorted(done.values()))
 
 
 def page(version, table):
@@ -156,11 +163,16 @@ def main():
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is not what would be written")
     arguments = parser.parse_args()
     nvrtc = Nvrtc(library(arguments.nvrtc))
-    text = page(nvrtc.version, compile_all(nvrtc, arguments.sources))
-    if not arguments.check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        fail(f"{PAGE.name} is stale: run without --check")
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    table, by_digest = compile_all(nvrtc, arguments.sources, kept, arguments.check)
+    text = page(nvrtc.version, table)
+    lines = ",\n".join(f"{json.dumps(digest)}: {json.dumps(found)}" for digest, found in by_digest.items())
+    pages = {PAGE: text, KEPT: f"{{\n{lines}\n}}\n"}
+    for file, content in pages.items():
+        if not arguments.check:
+            file.write_text(content)
+        elif not file.exists() or file.read_text() != content:
+            fail(f"{file.name} is stale: run without --check")
     print(next(line for line in text.splitlines() if " kernels in " in line))
 
 

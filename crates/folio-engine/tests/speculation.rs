@@ -195,12 +195,12 @@ fn a_prediction_is_drafted_from_and_a_wrong_one_changes_nothing() {
     assert_eq!(right.tokens, plain.tokens);
     assert!(right.right > alone.right, "{} {}", right.right, alone.right);
     // Steps were measured before.
-    let drafts = |prediction: &[u32]| {
+    let right = |prediction: &[u32]| {
         let engine = engine();
         ask(&engine, 9, &[4, 5, 6], with(Drafter::Ngram, &[]));
-        ask(&engine, 1, &prompt, with(Drafter::Ngram, prediction)).drafts
+        ask(&engine, 1, &prompt, with(Drafter::Ngram, prediction)).right
     };
-    let (whole, later) = (drafts(&plain.tokens), drafts(&[&[9, 8, 7], &plain.tokens[2..]].concat()));
+    let (whole, later) = (right(&plain.tokens), right(&[&[9, 8, 7], &plain.tokens[2..]].concat()));
     assert!(whole >= later + 2, "it is drafted from its beginning on: {whole} {later}");
     let lie: Vec<u32> = plain.tokens.iter().enumerate().map(|(at, t)| t + u32::from(at % 5 == 4)).collect();
     let misled = ask(&engine(), 1, &prompt, with(Drafter::Ngram, &lie));
@@ -298,7 +298,10 @@ fn drafts_are_verified_as_far_as_it_takes_less_time() {
     let alone = |us, wrong_every| ratio(Device::waited_for(us), 1, wrong_every);
     let cheap = |rows| 1000 + 10 * rows;
     assert!(alone(cheap, 1000) < 0.15, "{}", alone(cheap, 1000));
-    assert!(alone(cheap, 8) < 0.6, "{}", alone(cheap, 8));
+    // An answer that is the prediction but for a token here and there takes a step for each of those.
+    for (wrong_every, most) in [(20, 0.18), (8, 0.2), (3, 0.42)] {
+        assert!(alone(cheap, wrong_every) < most, "{wrong_every}: {}", alone(cheap, wrong_every));
+    }
     assert!(alone(cheap, 0) < 1.02, "every draft is wrong: {}", alone(cheap, 0));
     // Rows of a tile cost nothing behind its first.
     let tiles = |rows: u64| 1000 * rows.div_ceil(4);
@@ -332,7 +335,7 @@ fn where_steps_overlap_drafts_are_worth_more_than_the_overlap() {
     let flat = |rows: u64| 6000 + 20 * rows;
     for (us, what) in [(with_a_cliff as fn(u64) -> u64, "a cliff"), (flat, "no cliff")] {
         for batch in [1, 2, 8, 32] {
-            for (wrong_every, most) in [(0, 1.04), (2, 1.02), (5, 1.03), (20, 0.6), (1000, 0.3)] {
+            for (wrong_every, most) in [(0, 1.04), (2, 1.02), (5, 0.6), (20, 0.35), (1000, 0.3)] {
                 let ratio = ratio(device(us), batch, wrong_every);
                 assert!(ratio < most, "{what}, {batch} at once, every {wrong_every}th wrong: {ratio}");
             }

@@ -303,19 +303,24 @@ impl Drafters {
         let Speculation { drafter, most, prompt, prediction, .. } = &sources.speculation;
         let (context, most) = (own.tokens(), *most as usize);
         let texts = [own.view(), prediction.view(), prompt.view()];
-        match drafter {
-            Drafter::Model | Drafter::Eagle3 | Drafter::Mtp => {
-                self.search.suffix(&[prediction.view()], context, most, &mut self.drafts);
+        // What the caller expects, unless more of what was said last stands elsewhere.
+        let expected = self.search.aligned(prediction.view(), context, most, &mut self.drafts);
+        let score = match drafter {
+            Drafter::Model | Drafter::Eagle3 | Drafter::Mtp => return &self.drafts,
+            Drafter::Ngram => {
+                self.search.ngram(&texts, context, most, &mut self.others);
+                f64::INFINITY
             }
-            Drafter::Ngram => self.search.ngram(&texts, context, most, &mut self.drafts),
-            Drafter::Suffix => {
-                let score = self.search.suffix(&texts, context, most, &mut self.drafts);
-                if let Some(answers) = self.answers.of(sources.owner)
-                    && self.search.suffix(&answers, context, most, &mut self.others) > score
-                {
-                    std::mem::swap(&mut self.drafts, &mut self.others);
-                }
-            }
+            Drafter::Suffix => self.search.suffix(&texts, context, most, &mut self.others),
+        };
+        if expected > 0 && self.search.longest() <= expected {
+            return &self.drafts;
+        }
+        std::mem::swap(&mut self.drafts, &mut self.others);
+        if let Some(answers) = self.answers.of(sources.owner)
+            && self.search.suffix(&answers, context, most, &mut self.others) > score
+        {
+            std::mem::swap(&mut self.drafts, &mut self.others);
         }
         &self.drafts
     }

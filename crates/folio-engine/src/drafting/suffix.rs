@@ -21,6 +21,9 @@ pub const PLACES_MAX: usize = 8;
 const PROBABLE: f64 = 0.1;
 /// Shortest match of n-gram lookup.
 const NGRAM_MIN: usize = 3;
+/// Last tokens that may all be others than a text has, and tokens of the last [`DEPTH`] that are the same at least, where it is followed.
+const OTHERS_MAX: usize = 2;
+const SAME_MIN: usize = 3;
 
 /// A place, and how much before it matches.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +68,33 @@ impl Search {
         let Some(place) = self.places.first().filter(|place| place.matched >= NGRAM_MIN) else { return };
         let next = texts[place.text].tokens[place.next..].iter().copied();
         drafts.extend(next.take_while(|token| *token != SEPARATOR).take(most));
+    }
+
+    /// Replaces `drafts` by what follows in a text that is said but for some tokens: at the place where most of the last [`DEPTH`] tokens of
+    /// `context` stand, even if the last two are others; no more tokens than are the same there. Returns how many those are; 0: nothing.
+    pub fn aligned(&self, text: View<'_>, context: &[u32], most: usize, drafts: &mut Vec<u32>) -> usize {
+        drafts.clear();
+        let context = &context[context.len().saturating_sub(DEPTH)..];
+        let (mut same, mut next) = (0, 0);
+        for others in 0..=OTHERS_MAX.min(context.len()) {
+            let places = text.places(&context[..context.len() - others]).take(COMPARED_MAX);
+            for place in places.map(|place| place + others).filter(|place| *place < text.tokens.len()) {
+                let found = text.same(context, place);
+                if found > same {
+                    (same, next) = (found, place);
+                }
+            }
+        }
+        if same < SAME_MIN {
+            return 0;
+        }
+        drafts.extend(text.tokens[next..].iter().take(most.min(same)));
+        same
+    }
+
+    /// The longest match of what was looked for last.
+    pub fn longest(&self) -> usize {
+        self.places.first().map_or(0, |place| place.matched)
     }
 
     /// The longest match first; of equals the order of texts, and in a text the newest.

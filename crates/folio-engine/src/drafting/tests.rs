@@ -108,6 +108,35 @@ proptest! {
         });
         prop_assert_eq!(drafts, expected);
     }
+
+    #[test]
+    fn what_is_expected_is_followed_where_most_of_the_last_tokens_stand(
+        text in proptest::collection::vec(0u32..6, 0..60),
+        context in proptest::collection::vec(0u32..6, 0..40),
+        most in 0usize..20,
+    ) {
+        let mut drafts = vec![7];
+        let same = Search::default().aligned(GrowingText::of(&text, 0).view(), &context, most, &mut drafts);
+        let depth = context.len().min(DEPTH);
+        let context = &context[context.len() - depth..];
+        let same_at = |next: usize| {
+            (1..=depth.min(next)).filter(|back| text[next - back] == context[depth - back]).count()
+        };
+        // Two neighbours among the last four tokens are the same.
+        let is_found = |next: usize| {
+            (0..=2).any(|others| {
+                depth >= others + 2 && next >= others + 2
+                    && text[next - others - 2..next - others] == context[depth - others - 2..depth - others]
+            })
+        };
+        let most_same = (0..text.len()).filter(|next| is_found(*next)).map(same_at).max().unwrap_or(0);
+        prop_assert_eq!(same, if most_same < 3 { 0 } else { most_same });
+        let goes_on = |next: &usize| {
+            same_at(*next) == same && text[*next..].iter().take(most.min(same)).eq(drafts.iter())
+        };
+        let followed = (0..text.len()).any(|next| goes_on(&next));
+        prop_assert!((same == 0 && drafts.is_empty()) || (same > 0 && followed));
+    }
 }
 
 /// Keeps everything, and counts the tokens of what is made.

@@ -59,4 +59,10 @@ impl<'a> View<'a> {
         let before = self.tokens[..next].iter().rev();
         before.zip(context.iter().rev()).take_while(|(a, b)| a == b && **a != SEPARATOR).count()
     }
+
+    /// How many of the last tokens of `context` stand before `next`, each in its place.
+    pub fn same(self, context: &[u32], next: usize) -> usize {
+        let before = self.tokens[..next].iter().rev();
+        before.zip(context.iter().rev()).filter(|(a, b)| a == b).count()
+    }
 }
