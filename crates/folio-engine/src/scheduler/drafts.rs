@@ -81,9 +81,36 @@ impl Scheduler {
     /// step would lack half of those; where that costs more than the time between two steps, nobody overlaps. `false`: nothing is to be planned
     /// before what is under way is committed.
     pub(super) fn decide_drafts(&mut self) -> bool {
+        let Decoding { rows, waiting, kind } = self.find_drafters();
+        if self.step.drafters.is_empty() && waiting == 0 {
+            return true;
+        }
+        if !self.costs.knows_few(rows) {
+            // What the step takes without drafts is found out first.
+            for drafts in self.step.drafters.drain(..) {
+                self.sequences[drafts.slot].drafts.clear();
+            }
+            return true;
+        }
+        let plain = self.without_drafts(rows, waiting);
+        let paying = self.share_drafts(rows, &plain, kind);
+        let is_due = |drafts: &Drafts| {
+            let sequence = &self.sequences[drafts.slot];
+            let acceptance = &sequence.acceptance;
+            drafts.granted == 0 && !sequence.forced && (acceptance.on_trial || acceptance.is_due(rows))
+        };
+        if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
+            return false;
+        }
+        self.try_drafts(rows, kind);
+        true
+    }
+
+    /// Whoever decodes in the next step, and of those in `step.drafters` who may have drafts, in the order of arrival.
+    fn find_drafters(&mut self) -> Decoding {
         self.step.drafters.clear();
         let step = self.next_step();
-        let (mut rows, mut waiting, mut drafting) = (0, 0_u32, false);
+        let (mut rows, mut waiting, mut kind) = (0, 0, StepKind::Alone);
         for at in 0..self.running.len() {
             let slot = self.running[at].1;
             let sequence = &self.sequences[slot];
@@ -101,36 +128,23 @@ impl Scheduler {
             waiting += u32::from(waits && sequence.choice.is_some());
             let most = self.drafts_wanted(sequence, step);
             if most > 0 {
-                drafting |= sequence.drafts.is_empty();
+                if sequence.drafts.is_empty() {
+                    kind = StepKind::Drafting;
+                }
                 self.step.drafters.push(Drafts { arrival: sequence.rank.arrival, slot, most, granted: 0 });
                 self.begin_drafts(slot);
             }
         }
-        if self.step.drafters.is_empty() && waiting == 0 {
-            return true;
-        }
         // Those who run are in the order of priority, which says nothing to other tenants.
         self.step.drafters.sort_unstable_by_key(|drafts| drafts.arrival);
-        let plain = self.without_drafts(rows, waiting);
-        if !self.costs.knows_few(rows) {
-            // What the step takes without drafts is found out first.
-            let drafters = std::mem::take(&mut self.step.drafters);
-            drafters.iter().for_each(|drafts| self.sequences[drafts.slot].drafts.clear());
-            return true;
-        }
-        let kind = if drafting { StepKind::Drafting } else { StepKind::Alone };
-        let paying = self.share_drafts(rows, &plain, kind);
-        let is_due = |drafts: &Drafts| {
-            let sequence = &self.sequences[drafts.slot];
-            let acceptance = &sequence.acceptance;
-            drafts.granted == 0 && !sequence.forced && (acceptance.on_trial || acceptance.is_due(rows))
-        };
-        if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
-            return false;
-        }
-        let mut drafters = std::mem::take(&mut self.step.drafters);
+        Decoding { rows, waiting, kind }
+    }
+
+    /// Of drafts that do not pay, some are verified to learn of them; nobody looks for the others for a while.
+    fn try_drafts(&mut self, rows: u32, kind: StepKind) {
+        let step = self.next_step();
         let tried = if rows * (1 + TRIED) <= self.costs.rows_max(kind) { TRIED } else { 1 };
-        for drafts in &mut drafters {
+        for drafts in &mut self.step.drafters {
             let sequence = &mut self.sequences[drafts.slot];
             let on_trial = !sequence.forced && std::mem::take(&mut sequence.acceptance.on_trial);
             if drafts.granted > 0 {
@@ -144,9 +158,7 @@ impl Scheduler {
                 sequence.drafts.clear();
             }
         }
-        drafters.retain(|drafts| drafts.granted > 0);
-        self.step.drafters = drafters;
-        true
+        self.step.drafters.retain(|drafts| drafts.granted > 0);
     }
 
     /// What is known of a sequence's first drafts before they are verified: of a model that reads it, and of what its caller predicts, nothing; of
@@ -378,6 +390,14 @@ pub(super) struct Drafts {
     pub slot: Slot,
     most: u32,
     pub granted: u32,
+}
+
+/// Sequences that decode in a step: how many, and how many of them cannot be planned while a step with them runs.
+struct Decoding {
+    rows: u32,
+    waiting: u32,
+    /// Of a step in which some of them have drafts.
+    kind: StepKind,
 }
 
 /// A step without drafts.
