@@ -1,17 +1,21 @@
 //! The limits of a device are measured, whatever device it is.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use folio_cuda::driver::DevicePtr;
 use folio_cuda::kernels::MODULES;
 use folio_cuda::machine::{Effort, measure};
 use folio_emulator::{Order, device};
 
+/// One test at a time: a device's free memory is everybody's.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn every_rate_is_a_number_above_zero() {
     if !folio_emulator::available() {
         return;
     }
+    let _alone = ALONE.lock();
     let mut driver = device(Order::default());
     for module in MODULES.iter().filter(|module| module.name == "rates") {
         driver.load(module).unwrap_or_else(|error| panic!("{error}"));
@@ -35,6 +39,7 @@ fn what_was_copied_to_the_host_comes_back_as_it_was_whichever_memory_had_it() {
     if !folio_emulator::available() {
         return;
     }
+    let _alone = ALONE.lock();
     let mut driver = device(Order::default());
     let copies = driver.copies().unwrap_or_else(|error| panic!("{error}"));
     let length = 4096;
