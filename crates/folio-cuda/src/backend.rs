@@ -252,7 +252,7 @@ impl CudaBackend {
         let moved = self.on_device.reserve(&mut *self.driver, self.tables.slots())?;
         let (host, device, block_tokens) = (&self.tables, &self.on_device, &self.block_tokens);
         let all = all || moved;
-        let narrow = self.model.as_ref().map_or(1, Model::narrow_tile);
+        let narrow = self.model.as_ref().map_or(1, |model| model.narrow_tile);
         self.step.fill(batch, &KeptTables { host, device, all, block_tokens }, narrow);
         let edits = self.step.edits();
         if batch.tokens.is_empty() && edits == 0 {

@@ -26,6 +26,8 @@ const PARTIALS_MAX: u64 = 512 << 20;
 /// A loaded program and its memory on the device.
 pub(crate) struct Model {
     pub(crate) program: Program,
+    /// Tokens whose rows one warp has room for in every layer.
+    pub(crate) narrow_tile: u32,
     pub(crate) max_rows: usize,
     pub(crate) max_logit_rows: usize,
     pub(crate) max_position: usize,
@@ -131,7 +133,9 @@ impl Model {
             rows_plan::allocate(driver, width, max_logit_rows, Needs { f32: floats, bf16: !floats })?;
         let hidden = rows_plan::allocate(driver, width, max_rows, Needs { f32: true, bf16: false })?;
         let logits = driver.allocate((4 * max_logit_rows * head.vocab) as u64)?;
+        let tile_tokens = program.attention.iter().map(attention::warp_tokens);
         Ok(Self {
+            narrow_tile: tile_tokens.min().unwrap_or(1),
             max_rows,
             max_logit_rows,
             max_position,
@@ -203,12 +207,6 @@ impl Model {
     /// Bytes of the hidden states that a batch asks for, from one row's start to the next one's.
     pub(crate) fn hidden_bytes(&self, batch: &Batch) -> u64 {
         (4 * batch.hidden_rows.len() * self.hidden.f32_stride as usize) as u64
-    }
-
-    /// Tokens whose rows one warp has room for in every layer.
-    pub(crate) fn narrow_tile(&self) -> u32 {
-        let tokens = self.program.attention.iter().map(attention::warp_tokens);
-        tokens.min().unwrap_or(1)
     }
 
     /// Where features lie, if there are any: in the f32 plane.

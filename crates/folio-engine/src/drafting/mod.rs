@@ -303,23 +303,27 @@ impl Drafters {
         let Speculation { drafter, most, prompt, prediction, .. } = &sources.speculation;
         let (context, most) = (own.tokens(), *most as usize);
         let texts = [own.view(), prediction.view(), prompt.view()];
-        // What the caller expects, unless more of what was said last stands elsewhere.
-        let expected = self.search.aligned(prediction.view(), context, most, &mut self.drafts);
-        let score = match drafter {
-            Drafter::Model | Drafter::Eagle3 | Drafter::Mtp => return &self.drafts,
+        let mut longest = 0;
+        match drafter {
+            Drafter::Model | Drafter::Eagle3 | Drafter::Mtp => {}
             Drafter::Ngram => {
-                self.search.ngram(&texts, context, most, &mut self.others);
-                f64::INFINITY
+                self.search.ngram(&texts, context, most, &mut self.drafts);
+                longest = self.search.longest();
             }
-            Drafter::Suffix => self.search.suffix(&texts, context, most, &mut self.others),
-        };
-        if expected > 0 && self.search.longest() <= expected {
-            return &self.drafts;
+            Drafter::Suffix => {
+                let score = self.search.suffix(&texts, context, most, &mut self.drafts);
+                longest = self.search.longest();
+                if let Some(answers) = self.answers.of(sources.owner)
+                    && self.search.suffix(&answers, context, most, &mut self.others) > score
+                {
+                    longest = self.search.longest();
+                    std::mem::swap(&mut self.drafts, &mut self.others);
+                }
+            }
         }
-        std::mem::swap(&mut self.drafts, &mut self.others);
-        if let Some(answers) = self.answers.of(sources.owner)
-            && self.search.suffix(&answers, context, most, &mut self.others) > score
-        {
+        // What the caller expects, unless more of what was said last stands elsewhere.
+        let expected = self.search.aligned(prediction.view(), context, most, &mut self.others);
+        if expected > 0 && expected >= longest {
             std::mem::swap(&mut self.drafts, &mut self.others);
         }
         &self.drafts
