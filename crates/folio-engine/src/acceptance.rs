@@ -30,7 +30,8 @@ impl DraftOutcomes {
 /// Of a sequence's drafts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Acceptance {
-    pub outcomes: DraftOutcomes,
+    /// Of drafts from text, and of those of a model.
+    outcomes: [DraftOutcomes; 2],
     begun: bool,
     /// A few drafts are to be verified although they would not pay: nothing is known of them.
     pub on_trial: bool,
@@ -46,16 +47,21 @@ const PAUSE: u64 = 32;
 const PAUSE_MAX: u64 = 256;
 
 impl Acceptance {
-    pub fn add(&mut self, right: bool) {
-        self.outcomes.add(right, OUTCOME);
+    pub fn add(&mut self, by_model: bool, right: bool) {
+        self.outcomes[usize::from(by_model)].add(right, OUTCOME);
     }
 
-    /// The first drafts are there; `record`: of others like them, if there are such.
+    /// That its next draft is right, if the one before it is.
+    pub fn probability(&self, by_model: bool) -> f32 {
+        self.outcomes[usize::from(by_model)].probability
+    }
+
+    /// The first drafts are there; `record`: of others from text like them, if there are such.
     pub fn begin(&mut self, record: Option<&mut DrafterRecord>) {
         self.begun = true;
         self.on_trial = record.is_none_or(|record| {
             if record.is_known() {
-                self.outcomes.probability = record.outcomes.probability;
+                self.outcomes[0].probability = record.outcomes.probability;
             }
             record.reads(!record.is_known())
         });
@@ -167,7 +173,7 @@ mod tests {
         let begun = |record: Option<&mut DrafterRecord>| {
             let mut acceptance = Acceptance::default();
             acceptance.begin(record);
-            (acceptance.on_trial, acceptance.outcomes.probability)
+            (acceptance.on_trial, acceptance.probability(false))
         };
         let unknown = DraftOutcomes::default().probability;
         assert_eq!(begun(None), (true, unknown));
@@ -230,11 +236,16 @@ mod tests {
     #[test]
     fn the_first_outcomes_weigh_more() {
         let mut acceptance = Acceptance::default();
-        acceptance.add(false);
-        assert!((acceptance.outcomes.probability - 0.467).abs() < 0.001);
-        (0..20).for_each(|_| acceptance.add(true));
-        let before = acceptance.outcomes.probability;
-        acceptance.add(false);
-        assert!((acceptance.outcomes.probability - 0.8 * before).abs() < 0.001);
+        acceptance.add(true, false);
+        assert!((acceptance.probability(true) - 0.467).abs() < 0.001);
+        (0..20).for_each(|_| acceptance.add(true, true));
+        let before = acceptance.probability(true);
+        acceptance.add(true, false);
+        assert!((acceptance.probability(true) - 0.8 * before).abs() < 0.001);
+        assert_eq!(
+            acceptance.probability(false),
+            DraftOutcomes::default().probability,
+            "text is another drafter"
+        );
     }
 }

@@ -30,7 +30,8 @@ use folio_model::sampling::Outcome;
 
 use crate::on_device::{ChosenHere, ask, chosen_here, rows, sampled};
 use crate::plan::{
-    Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan, Want,
+    Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan,
+    Want,
 };
 use crate::sampler::Sampler;
 
@@ -470,7 +471,7 @@ impl ModelExecutor {
             }
             if let Some(it) = here.next_if(|it| it.row == row) {
                 let logits = self.backend.sampled_logits(row);
-                answers.push(self.sampler.sample_behind(&it.drafts, logits, &it.spec));
+                answers.push(sample_reached(&mut self.sampler, answers, &it.drafts, logits, &it.spec));
             }
         }
         Ok(())
@@ -512,7 +513,7 @@ impl ModelExecutor {
                 self.output.samples.push(match &sample.want {
                     Want::Token(spec) => {
                         let drafts = named(sequence.drafts_before(sample), &self.drafts);
-                        self.sampler.sample_behind(drafts, row, spec)
+                        sample_reached(&mut self.sampler, &self.output.samples, drafts, row, spec)
                     }
                     Want::Score { next, top } => self.sampler.score(row, *next, *top),
                     Want::Hidden | Want::HiddenSum { .. } => {
@@ -568,6 +569,23 @@ impl ModelExecutor {
             at += served.samples as usize;
         }
     }
+}
+
+/// What is chosen behind `drafts`, of which the last was to be the last of `answers`. Where it is not, nobody reads the row, and nothing is chosen.
+fn sample_reached(
+    sampler: &mut Sampler,
+    answers: &[Sampled],
+    drafts: &[u32],
+    logits: &[f32],
+    spec: &SampleSpec,
+) -> Sampled {
+    match (drafts.last(), answers.last()) {
+        (Some(draft), Some(Sampled::Token { id, .. })) if draft == id => {}
+        (Some(_), Some(_)) => return Sampled::Failed(Cow::Borrowed("a draft before it is wrong")),
+        // The answer before it may be one of an earlier pass.
+        _ => {}
+    }
+    sampler.sample_behind(drafts, logits, spec)
 }
 
 /// The drafts themselves, where they are named by their places.

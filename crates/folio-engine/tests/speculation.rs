@@ -142,20 +142,31 @@ fn ask_all(
     from: From<'_>,
     (count, time): (u32, &Time),
 ) -> Vec<Answer> {
+    ask_these(engine, tenant, &vec![(prompt, 120, from); count as usize], time)
+}
+
+/// These at once: their prompts, tokens of their answers, and where drafts come from.
+fn ask_these(
+    engine: &EngineHandle,
+    tenant: u32,
+    requests: &[(&[u32], u32, From<'_>)],
+    time: &Time,
+) -> Vec<Answer> {
     let (sender, events) = mpsc::channel();
     let together = time.1.lock();
-    for at in 0..count {
+    for (at, (prompt, max_tokens, from)) in requests.iter().enumerate() {
         let speculation = from.map(|(drafter, prediction)| Speculation::new(drafter, 16, prompt, prediction));
-        let request = Request { prompt: prompt.into(), speculation, ..request_of(engine, tenant, 120) };
+        let request =
+            Request { prompt: (*prompt).into(), speculation, ..request_of(engine, tenant, *max_tokens) };
         let sender = sender.clone();
         let sink = move |event: Event| sender.send((at, event)).is_ok();
         engine.submit(request, Box::new(sink)).expect("it is taken");
     }
     drop((sender, together));
-    let mut answers: Vec<Answer> = (0..count).map(|_| Answer::default()).collect();
+    let mut answers: Vec<Answer> = requests.iter().map(|_| Answer::default()).collect();
     let mut finished = 0;
     for (at, event) in events {
-        let answer = &mut answers[at as usize];
+        let answer = &mut answers[at];
         match event {
             Event::Token { token, .. } => answer.tokens.push(token.id),
             Event::Finished { timing, error, .. } => {
@@ -166,7 +177,7 @@ fn ask_all(
             _ => {}
         }
     }
-    assert_eq!(finished, count, "all finish");
+    assert_eq!(finished, requests.len(), "all finish");
     answers
 }
 
@@ -377,5 +388,33 @@ fn a_prediction_goes_before_a_model() {
         let answer = ask(&engine, 1, &prompt, Some((Drafter::Model, prediction)));
         assert_eq!((answer.tokens == alone.tokens, answer.drafts > 0), (true, drafts));
         assert_eq!(answer.drafts, answer.right);
+    }
+}
+
+/// Rows that a step of decodes has for nothing are not for nothing beside a prompt, which leaves no arithmetic to spare.
+#[test]
+fn beside_a_prompt_a_draft_costs_what_a_row_of_the_prompt_does() {
+    let us = |rows: u64| 1000 + 300 * rows.saturating_sub(16);
+    let prompts = [0, 1, 2, 3].map(|prompt| {
+        let from = 1_000_000 * (prompt + 1);
+        (from..from + 1900).map(unrepeated).collect::<Vec<_>>()
+    });
+    let timed = |wrong_every: u32| {
+        let time = Arc::default();
+        let engine = modelled(unrepeated, Device::waited_for(us), &time);
+        let wrong = |position: u32| wrong_every > 0 && position % wrong_every == 0;
+        let guess = |position| (unrepeated(position) + u32::from(wrong(position))) % VOCAB;
+        let guess: Vec<u32> = (3..153).map(guess).collect();
+        let from = if wrong_every > 0 { with(Drafter::Suffix, &guess) } else { None };
+        let mut requests = vec![([1, 2, 3].as_slice(), 150, from)];
+        requests.extend(prompts.iter().map(|prompt| (prompt.as_slice(), 1, None)));
+        let said = ask_these(&engine, 1, &requests, &time).into_iter().map(|answer| answer.tokens);
+        (said.collect::<Vec<_>>(), time.now().0 as f64)
+    };
+    let (said, plain) = timed(0);
+    for (wrong_every, most) in [(2, 1.02), (1000, 0.99)] {
+        let (drafted, drafting) = timed(wrong_every);
+        assert_eq!(drafted, said);
+        assert!(drafting / plain < most, "every {wrong_every}th wrong: {}", drafting / plain);
     }
 }

@@ -81,7 +81,7 @@ impl Scheduler {
     /// step would lack half of those; where that costs more than the time between two steps, nobody overlaps. `false`: nothing is to be planned
     /// before what is under way is committed.
     pub(super) fn decide_drafts(&mut self) -> bool {
-        let Decoding { rows, waiting, kind } = self.find_drafters();
+        let Decoding { rows, waiting, kind, row_us } = self.find_drafters();
         if self.step.drafters.is_empty() && waiting == 0 {
             return true;
         }
@@ -93,7 +93,7 @@ impl Scheduler {
             return true;
         }
         let plain = self.without_drafts(rows, waiting);
-        let paying = self.share_drafts(rows, &plain, kind);
+        let paying = self.share_drafts(rows, &plain, kind, row_us);
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
             let acceptance = &sequence.acceptance;
@@ -111,9 +111,11 @@ impl Scheduler {
         self.step.drafters.clear();
         let step = self.next_step();
         let (mut rows, mut waiting, mut kind) = (0, 0, StepKind::Alone);
+        let mut prompts = self.admission_possible() && !self.contended();
         for at in 0..self.running.len() {
             let slot = self.running[at].1;
             let sequence = &self.sequences[slot];
+            prompts |= sequence.ready(step, self.ring.lag) > 1;
             // In a pipeline those that are under way are in later steps.
             if !sequence.decodes() || (self.ring.lag > 1 && sequence.ready(step, self.ring.lag) == 0) {
                 continue;
@@ -137,7 +139,8 @@ impl Scheduler {
         }
         // Those who run are in the order of priority, which says nothing to other tenants.
         self.step.drafters.sort_unstable_by_key(|drafts| drafts.arrival);
-        Decoding { rows, waiting, kind }
+        let (row_us, _) = self.costs.line();
+        Decoding { rows, waiting, kind, row_us: (prompts && row_us > 0.0).then_some(row_us) }
     }
 
     /// Of drafts that do not pay, some are verified to learn of them; nobody looks for the others for a while.
@@ -210,7 +213,7 @@ impl Scheduler {
     }
 
     /// Grants the drafts that pay. `false`: none does.
-    fn share_drafts(&mut self, rows: u32, plain: &Plain, kind: StepKind) -> bool {
+    fn share_drafts(&mut self, rows: u32, plain: &Plain, kind: StepKind, row_us: Option<f64>) -> bool {
         let Step { drafters, probabilities, .. } = &mut self.step;
         probabilities.clear();
         for (at, drafts) in drafters.iter().enumerate() {
@@ -220,7 +223,7 @@ impl Scheduler {
                 probability *= match sequence.forced {
                     true if draft == last => FORCED_LAST,
                     true => FORCED,
-                    false => sequence.acceptance.outcomes.probability,
+                    false => sequence.acceptance.probability(last == 0),
                 };
                 probabilities.push((probability, at as u32));
             }
@@ -229,7 +232,15 @@ impl Scheduler {
         probabilities.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let budget = self.config.max_num_batched_tokens.saturating_sub(rows) as usize;
         probabilities.truncate(budget);
-        let best = best_drafts(&self.costs, rows, plain, kind, probabilities.iter().map(|(right, _)| *right));
+        let right = probabilities.iter().map(|(right, _)| *right);
+        let best = match row_us {
+            // The most probable first: what is behind one that does not pay does not, either.
+            Some(row_us) => {
+                let token_us = plain.us.unwrap_or(0.0) / plain.tokens;
+                right.take_while(|right| f64::from(*right) * token_us > PAYS * row_us).count()
+            }
+            None => best_drafts(&self.costs, rows, plain, kind, right),
+        };
         for (_, at) in &probabilities[..best] {
             drafters[*at as usize].granted += 1;
         }
@@ -306,7 +317,7 @@ impl Scheduler {
             self.counters.accepted_forced_tokens += u64::from(right);
             return;
         }
-        sequence.acceptance.add(right);
+        sequence.acceptance.add(by_model, right);
         if by_model {
             self.drafter_records.of(sequence.tenant).add(right);
         } else if !sequence.is_predicted() {
@@ -398,6 +409,8 @@ struct Decoding {
     waiting: u32,
     /// Of a step in which some of them have drafts.
     kind: StepKind,
+    /// Beside prompts a row takes as long as one of theirs: these microseconds.
+    row_us: Option<f64>,
 }
 
 /// A step without drafts.
