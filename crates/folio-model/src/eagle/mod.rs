@@ -25,7 +25,7 @@ use settings::Settings;
 pub use settings::is_head;
 
 use crate::backend::Backend;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Source};
 use crate::config::Config;
 use crate::decoder::{Tap, Taps};
 use crate::draft_head::{DraftHead, LoadedHead, bytes_of, load_matrix};
@@ -60,9 +60,18 @@ pub fn layers_read(file: &str, text: &[u8], target: &Config) -> Result<Vec<usize
 impl Head {
     /// Opens the folder of a head for a model, and checks every tensor. The model's configuration is that of `target`.
     pub fn open(folder: &Path, target: &Checkpoint) -> Result<Self> {
-        let (text, settings) = Settings::read(folder, target.config())?;
-        no_pickle(folder)?;
-        let checkpoint = Checkpoint::of_folder(folder, text, settings.config.clone())?;
+        Self::of(Source::Folder(folder.to_owned()), target)
+    }
+
+    /// The same of files, by name, that are built into the program.
+    pub fn from_bytes(files: &'static [(&'static str, &'static [u8])], target: &Checkpoint) -> Result<Self> {
+        Self::of(Source::Embedded(files), target)
+    }
+
+    fn of(source: Source, target: &Checkpoint) -> Result<Self> {
+        let (text, settings) = Settings::read(&source, target.config())?;
+        no_pickle(&source)?;
+        let checkpoint = Checkpoint::of_no_decoder(source, text, settings.config.clone())?;
         let stored = |name: &str| checkpoint.stored_as(name).is_ok();
         let layer = if stored("midlayer.hidden_norm.weight") { "midlayer" } else { "layers.0" };
         let has_bias = |name: &str| stored(&format!("{layer}.self_attn.{name}.bias"));
@@ -366,8 +375,9 @@ fn of_model(target: &Checkpoint, backend: &mut dyn Backend, name: &str) -> Resul
 }
 
 /// The authors' own checkpoints are pickled, for which there is no reader.
-fn no_pickle(folder: &Path) -> Result<()> {
+fn no_pickle(source: &Source) -> Result<()> {
     const PICKLED: &str = "pytorch_model.bin";
+    let Source::Folder(folder) = source else { return Ok(()) };
     let has = |file: &str| folder.join(file).is_file();
     if !has(PICKLED) || has("model.safetensors") || has("model.safetensors.index.json") {
         return Ok(());

@@ -10,15 +10,13 @@
 //! Where none are said they are the inputs of layers 2, L / 2 and L - 3 of L. A wrong one shows in no error, only in drafts that are
 //! never right.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use crate::checkpoint::json::{Fields, parse_object};
+use crate::checkpoint::{CONFIG, Source};
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 
-const CONFIG: &str = "config.json";
 const TAPS_MAX: usize = 64;
 const VOCAB_MAX: usize = 1 << 24;
 const WIDTH_MAX: usize = 1 << 20;
@@ -51,12 +49,11 @@ pub fn is_head(config_text: &[u8]) -> bool {
 }
 
 impl Settings {
-    /// The text of a folder's config.json, and what it says for a model of this configuration.
-    pub fn read(folder: &Path, target: &Config) -> Result<(Vec<u8>, Self)> {
-        let path = folder.join(CONFIG);
-        let file = path.display().to_string();
-        let text = std::fs::read(&path).map_err(|source| ModelError::Io { file: file.clone(), source })?;
-        let settings = Self::parse(&file, &text, target)?;
+    /// The text of its config.json, and what it says for a model of this configuration.
+    pub fn read(source: &Source, target: &Config) -> Result<(Vec<u8>, Self)> {
+        let text =
+            source.read(CONFIG)?.ok_or_else(|| source.not_a_model("it has no config.json"))?.into_owned();
+        let settings = Self::parse(&source.display(CONFIG), &text, target)?;
         Ok((text, settings))
     }
 
