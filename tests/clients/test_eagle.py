@@ -45,7 +45,7 @@ def test_a_request_names_its_drafter_in_each_api(serve):
     ways = [
         lambda more: openai.chat.completions.create(model="folio-demo", messages=ask, max_tokens=60, temperature=0, extra_body=more).choices[0].message.content,
         lambda more: openai.responses.create(model="folio-demo", input=ask, max_output_tokens=60, temperature=0, extra_body=more).output_text,
-        lambda more: claude.messages.create(model="folio-demo", messages=ask, max_tokens=60, temperature=0, extra_body=more).content[0].text,
+        lambda more: claude.messages.create(model="folio-demo", messages=ask, max_tokens=60, extra_body={"temperature": 0, **more}).content[0].text,
     ]
     of = lambda drafter: sum(
         value for (name, labels), value in server.metrics().items() if name == "vllm:spec_decode_num_draft_tokens_total" and dict(labels).get("drafter") == drafter
