@@ -3,7 +3,7 @@
 
     python draft_acceptance.py [--head DIR] [--dialogues 48] [--tokens 96] [--drafts 3] [--temperatures 0.7,1.0] [--out results.json]
 
-The target is the built-in model. Two drafters: an EAGLE-3 head (tests/clients/data/eagle3-demo), and, as a small draft model, the target's own first
+The target is the built-in model. Two drafters: an EAGLE-3 head (crates/folio/assets/demo-eagle3), and, as a small draft model, the target's own first
 half of layers with its norm and embeddings, which was trained for nothing of the kind. Dialogues are those of dialogues.jsonl, which
 tools/demo_model/generate.py made from seeds that no training row has and the head's texts neither; answers are drawn from the target at the temperature that is measured.
 
@@ -138,7 +138,7 @@ class Sums:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head", type=Path, default=ROOT / "tests/clients/data/eagle3-demo")
+    parser.add_argument("--head", type=Path, default=ROOT / "crates/folio/assets/demo-eagle3")
     parser.add_argument("--dialogues", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--drafts", type=int, default=3)

@@ -1,9 +1,9 @@
-"""Trains a small EAGLE-3 head for the built-in model, for tests: drafts of a head that was never trained are never right.
+"""Trains a small EAGLE-3 head for the built-in model, which is built in beside it: drafts of a head that was never trained are never right.
 
 The text is what the model itself says to those who ask for stories, and conversations of all kinds with the answers that it learned. The head is unrolled on its own features as in the paper (arXiv 2503.01840): at step j a row is given
 what the head made of the row before at step j - 1, and sees the model's features up to j rows back and its own of the last j.
 
-    python tools/demo_model/eagle.py --out tests/clients/data/eagle3-demo
+    python tools/demo_model/eagle.py --out crates/folio/assets/demo-eagle3
 
 Takes a quarter of an hour on one core. Needs torch, transformers and safetensors.
 """

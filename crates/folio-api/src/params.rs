@@ -190,12 +190,13 @@ impl Generation {
         }
     }
 
-    /// For an API that knows temperature, top_p, top_k, stop strings (as `stop`) and `stream`, and no more.
+    /// For an API that knows temperature, top_p, top_k, stop strings (as `stop`) and `stream`, and beside Folio's own words no more.
     pub fn read_plain(fields: &mut Fields, context: &Context, stop: &str) -> Result<Self, ApiError> {
         let sampling = truncation(fields, &context.model)?;
         Ok(Self {
             stop: stop_strings(fields, stop, &context.limits)?,
             stream: fields.take("stream")?.unwrap_or(false).then(StreamOptions::default),
+            speculation: SpeculationOptions::read(fields)?,
             ..Self::new(sampling)
         })
     }

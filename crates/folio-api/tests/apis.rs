@@ -12,6 +12,7 @@ use folio_api::events::{Delta, Finish, Finished, PromptReport, StreamSink, Times
 use folio_api::hints::HintPolicy;
 use folio_api::openapi::tables::{self, Body};
 use folio_api::responses::History;
+use folio_api::speculation::SpeculationOptions;
 use folio_api::tools::ToolChoice;
 use folio_api::{ApiError, Context};
 use folio_api::{anthropic, openai, responses};
@@ -88,6 +89,43 @@ fn three_spellings_of_one_request_are_one_request() {
         let held = this.tools.held().expect("a call that must be made is held");
         assert!(held.callees.iter().all(|(strict, callee)| *strict && callee.schema == Some(schema.clone())));
         assert!(held.param.is_some_and(|param| param.ends_with("strict")));
+    }
+}
+
+#[test]
+fn speculation_is_said_alike_in_each_spelling() {
+    let named = |name: &str| Some(name.to_owned());
+    for (begin, read) in spellings() {
+        let said = |more: Value| read(merged(begin.clone(), more)).map(|read| read.generation.speculation);
+        let options = |more: Value| said(more).expect("a request");
+        assert_eq!(options(json!({})), SpeculationOptions::default());
+        let all = json!({"speculative.n_max": 3, "speculative.type": "ngram",
+            "prediction": {"type": "content", "content": "abc"}});
+        let expected =
+            SpeculationOptions { most: Some(3), drafter: named("ngram"), prediction: named("abc") };
+        assert_eq!(options(all), expected);
+        assert!(options(json!({"speculative.type": "ngram"})).wants_drafts());
+        for off in [
+            json!({"speculative.n_max": 0}),
+            json!({"speculative.type": "off"}),
+            json!({"speculative.type": "none", "speculative.n_max": 4}),
+        ] {
+            let read = options(off);
+            assert_eq!(read, SpeculationOptions { most: Some(0), ..Default::default() });
+            assert!(!read.wants_drafts());
+        }
+        for (more, name, part) in [
+            (json!({"speculative.n_max": 17}), "speculative.n_max", "17 is not between 0 and 16"),
+            (json!({"speculative.n_max": -1}), "speculative.n_max", "a non-negative integer"),
+            (json!({"speculative.n_max": "4"}), "speculative.n_max", "a non-negative integer"),
+            (json!({"speculative.n_max": 1.5}), "speculative.n_max", "a non-negative integer"),
+            (json!({"speculative.type": 4}), "speculative.type", "a string"),
+            (json!({"prediction": {"type": "text"}}), "prediction.type", "content"),
+        ] {
+            let error = said(more).expect_err("a mistake");
+            assert_eq!((error.status, error.param.as_deref()), (400, Some(name)));
+            assert!(error.message.contains(part), "{}", error.message);
+        }
     }
 }
 

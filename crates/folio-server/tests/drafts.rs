@@ -7,10 +7,14 @@ use std::sync::Arc;
 
 use common::{Client, VOCAB, app, merged, tokenizer_with, tool_template};
 use folio_engine::engine::EngineParts;
-use folio_engine::{Clock, Micros, ModelExecutor, SchedulerConfig, start};
-use folio_kv::{CacheConfig, KvCache, default_policy};
+use folio_engine::{
+    Clock, Drafter, DrafterModel, DraftingExecutor, Executor, Micros, ModelExecutor, Reads, SchedulerConfig,
+    start,
+};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
+use folio_model::backend::Backend;
 use folio_server::{App, ModelFacts, Parsers, ServerConfig};
-use folio_sim::SimBackend;
+use folio_sim::{FEATURES, HeadBackend, SimBackend};
 use folio_text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
 
@@ -23,17 +27,46 @@ impl Clock for Stopped {
     }
 }
 
+const BLOCKS: u32 = 256;
+const ROWS: usize = 64;
+
+fn executor(backend: impl Backend + 'static) -> ModelExecutor {
+    ModelExecutor::new(Box::new(backend), VOCAB as usize, ROWS, ROWS)
+}
+
+fn sim() -> SimBackend {
+    SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, ROWS, ROWS)
+}
+
 fn client() -> Client {
-    let config = SchedulerConfig { max_model_len: 1024, max_num_batched_tokens: 64, ..Default::default() };
-    let vocab = VOCAB as usize;
-    let backend = SimBackend::new(vocab, 256, 16, 64, 64);
+    client_of(None)
+}
+
+/// Of a server with this drafter: a model that is the same, or a head for it.
+fn client_of(drafter: Option<Drafter>) -> Client {
+    let config =
+        SchedulerConfig { max_model_len: 1024, max_num_batched_tokens: ROWS as u32, ..Default::default() };
+    let geometry = CacheConfig { blocks: BLOCKS, block_tokens: 16, bytes_per_block: 1 };
+    let by_model = drafter.filter(|drafter| drafter.is_model());
+    let executor: Box<dyn Executor> = match by_model {
+        None => Box::new(executor(sim())),
+        Some(drafter) => {
+            let (reads, own) = match drafter {
+                Drafter::Model => (Reads::Tokens, executor(sim())),
+                _ => {
+                    let head = HeadBackend::new(VOCAB as usize, BLOCKS as usize, 16, ROWS);
+                    (Reads::Features { width: FEATURES }, executor(head))
+                }
+            };
+            let as_drafter = DrafterModel { group: 1, block_tokens: 16, positions: u32::MAX, reads };
+            Box::new(DraftingExecutor::new(executor(sim()).with_groups(1), own, as_drafter, VOCAB))
+        }
+    };
+    let groups = by_model.map(|_| GroupConfig { optional: true, ..geometry.first_group() });
     let engine = start(EngineParts {
         config,
-        cache: KvCache::new(
-            CacheConfig { blocks: 256, block_tokens: 16, bytes_per_block: 1 },
-            default_policy(0.01),
-        ),
-        executor: Box::new(ModelExecutor::new(Box::new(backend), vocab, 64, 64)),
+        cache: KvCache::with_groups(geometry, groups.as_slice(), default_policy(0.01)),
+        executor,
         clock: Arc::new(Stopped),
         vocab: VOCAB,
         tiers: Vec::new(),
@@ -46,7 +79,7 @@ fn client() -> Client {
         template: Some(Arc::new(tool_template())),
         ..app(Arc::new(engine.expect("an engine")))
     };
-    Client::with(ServerConfig::default(), app)
+    Client::with(ServerConfig { speculate: drafter, ..ServerConfig::default() }, app)
 }
 
 fn tool() -> Value {
@@ -88,28 +121,34 @@ fn cases() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// An answer's choices, and how many drafts were right and wrong.
+async fn answer(client: &Client, name: &str, ask: Value) -> (Value, (u64, u64)) {
+    let reply = client.chat(ask).await;
+    assert_eq!(reply.status, 200, "{name}: {}", reply.text);
+    let reply = reply.json();
+    let figure = |field: &str| reply["usage"]["completion_tokens_details"][field].as_u64().unwrap_or(0);
+    let drafts = (figure("accepted_prediction_tokens"), figure("rejected_prediction_tokens"));
+    // A call's id is drawn anew.
+    let mut choices = reply["choices"].clone();
+    for choice in choices.as_array_mut().expect("choices") {
+        let calls = choice["message"].get_mut("tool_calls").and_then(Value::as_array_mut);
+        calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
+    }
+    (choices, drafts)
+}
+
+fn ask(extra: Value) -> Value {
+    let base = json!({"temperature": 1, "seed": 7, "max_tokens": 70, "return_token_ids": true, "logit_bias": {"257": -100}});
+    merged(base, extra)
+}
+
 #[tokio::test]
 async fn an_answer_is_the_same_with_drafts_whatever_is_asked_for() {
     let client = client();
     let (mut verified, mut wrong) = (0, 0);
     for (name, extra) in cases() {
-        let base = json!({"temperature": 1, "seed": 7, "max_tokens": 70, "return_token_ids": true, "logit_bias": {"257": -100}});
-        let ask = merged(base, extra);
-        let answer = async |more: Value| {
-            let reply = client.chat(merged(ask.clone(), more)).await;
-            assert_eq!(reply.status, 200, "{name}: {}", reply.text);
-            let reply = reply.json();
-            let figure =
-                |field: &str| reply["usage"]["completion_tokens_details"][field].as_u64().unwrap_or(0);
-            let drafts = (figure("accepted_prediction_tokens"), figure("rejected_prediction_tokens"));
-            // A call's id is drawn anew.
-            let mut choices = reply["choices"].clone();
-            for choice in choices.as_array_mut().expect("choices") {
-                let calls = choice["message"].get_mut("tool_calls").and_then(Value::as_array_mut);
-                calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
-            }
-            (choices, drafts)
-        };
+        let ask = ask(extra);
+        let answer = async |more: Value| answer(&client, name, merged(ask.clone(), more)).await;
         let (plain, drafted) = answer(json!({"speculative.n_max": 0})).await;
         assert_eq!(drafted, (0, 0), "{name}");
         // Then what it said is drafted from, right and, of another seed's, wrong.
@@ -121,6 +160,46 @@ async fn an_answer_is_the_same_with_drafts_whatever_is_asked_for() {
         }
     }
     assert!(verified > 300 && wrong > 50, "{verified} right, {wrong} wrong");
+}
+
+/// Whichever of the server's drafters a request names: one after the other on one server, so that each meets what the others left.
+#[tokio::test]
+async fn an_answer_is_the_same_with_each_drafter() {
+    for served in [None, Some(Drafter::Model), Some(Drafter::Eagle3), Some(Drafter::Mtp)] {
+        let client = client_of(served);
+        // The few tokens are said again and again, for who looks at its own text alone.
+        let cases = [
+            ("any", ask(json!({}))),
+            ("few tokens", ask(json!({"allowed_token_ids": [97, 98], "logit_bias": {"97": 3}}))),
+            ("logprobs", ask(json!({"logprobs": true, "top_logprobs": 3, "n": 2}))),
+        ];
+        let types = ["suffix", "ngram", served.map_or("suffix", Drafter::name), "off", "none"];
+        let mut verified = types.map(|_| (0, 0));
+        for (name, ask) in cases {
+            let (plain, drafts) =
+                answer(&client, name, merged(ask.clone(), json!({"speculative.n_max": 0}))).await;
+            assert_eq!(drafts, (0, 0), "{name}");
+            for _ in 0..2 {
+                for (kind, verified) in types.iter().zip(&mut verified) {
+                    let asked = merged(ask.clone(), json!({"speculative.type": kind}));
+                    let (choices, (right, wrong)) = answer(&client, name, asked).await;
+                    assert_eq!(choices, plain, "{name}, {kind}");
+                    *verified = (verified.0 + right, verified.1 + wrong);
+                }
+            }
+        }
+        let [suffix, ngram, own, off, none] = verified;
+        assert!(suffix.0 > 50 && ngram.0 > 10 && own.0 > 50, "{served:?}: {verified:?}");
+        assert_eq!([off, none], [(0, 0); 2], "{served:?}");
+        let of = async |drafter: Drafter| {
+            let label = format!("drafter=\"{}\"", drafter.name());
+            client.metric("vllm:spec_decode_num_accepted_tokens_total", &[&label]).await as u64
+        };
+        assert_eq!(of(Drafter::Ngram).await, ngram.0, "each is counted by its name");
+        if let Some(drafter) = served {
+            assert_eq!((of(drafter).await, of(Drafter::Suffix).await), (own.0, suffix.0));
+        }
+    }
 }
 
 /// What must come anyway is drafted without anybody's asking: fewer steps, the same tokens.

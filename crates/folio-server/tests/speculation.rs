@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Client, FakeEngine, app};
+use common::{Client, FakeEngine, app, merged};
 use folio_engine::Drafter;
 use folio_server::{App, ModelFacts, ServerConfig};
 use serde_json::{Value, json};
@@ -43,6 +43,68 @@ async fn the_operators_word_is_the_default() {
     assert_eq!((speculation.drafter(), speculation.most()), (Drafter::Ngram, 16));
     client.chat(json!({"speculative.n_max": 0})).await;
     assert!(engine.last().speculation.is_none());
+}
+
+#[tokio::test]
+async fn a_request_chooses_among_the_drafters_that_there_are_in_every_api() {
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let apis = [
+        ("/v1/chat/completions", json!({"messages": hi})),
+        ("/v1/completions", json!({"prompt": "hi"})),
+        ("/v1/responses", json!({"input": "hi"})),
+        ("/v1/messages", json!({"messages": hi, "max_tokens": 4})),
+    ];
+    for served in
+        [None, Some(Drafter::Suffix), Some(Drafter::Model), Some(Drafter::Eagle3), Some(Drafter::Mtp)]
+    {
+        let engine = FakeEngine::saying("ok");
+        let config = ServerConfig { speculate: served, ..ServerConfig::default() };
+        let client = Client::with(config, app(engine.clone()));
+        let own = served.filter(|drafter| drafter.is_model());
+        for (path, base) in &apis {
+            let ask = async |more: Value| client.post(path, &merged(base.clone(), more)).await;
+            let drafter = || engine.last().speculation.map(|speculation| speculation.drafter());
+            assert_eq!(ask(json!({})).await.status, 200);
+            assert_eq!(drafter(), served, "{path}");
+            for drafter_asked in Drafter::ALL {
+                let reply = ask(json!({"speculative.type": drafter_asked.name()})).await;
+                if !drafter_asked.is_model() || own == Some(drafter_asked) {
+                    assert_eq!(reply.status, 200, "{}", reply.text);
+                    assert_eq!(drafter(), Some(drafter_asked), "{path}");
+                    continue;
+                }
+                let error = reply.error();
+                let param = error.get("details").unwrap_or(&error)["param"].clone();
+                assert_eq!(
+                    (reply.status.as_u16(), param),
+                    (400, json!("speculative.type")),
+                    "{}",
+                    reply.text
+                );
+                let own = own.map_or(String::new(), |own| format!("{}, ", own.name()));
+                let has = format!("this server has suffix, ngram, {own}off, none.");
+                assert!(reply.text.contains(&has), "{}", reply.text);
+            }
+            for off in [
+                json!({"speculative.type": "off"}),
+                json!({"speculative.type": "none"}),
+                json!({"speculative.n_max": 0}),
+            ] {
+                assert_eq!(ask(off).await.status, 200);
+                assert_eq!(drafter(), None, "{path}");
+            }
+            let few =
+                json!({"speculative.type": "ngram", "speculative.n_max": 2, "prediction": predicted("abc")});
+            assert_eq!(ask(few).await.status, 200);
+            let speculation = engine.last().speculation.expect("it is on");
+            assert_eq!((speculation.drafter(), speculation.most()), (Drafter::Ngram, 2));
+            assert_eq!(speculation.prediction(), b"abc".map(u32::from), "{path}");
+        }
+    }
+    // It was the request that asked.
+    let client = Client::new(FakeEngine::saying("ok"));
+    let whole = client.chat(json!({"speculative.type": "ngram"})).await.json();
+    assert_eq!(whole["metrics"]["speculative_decoding"]["method"], "ngram", "{whole}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The model inside the binary: trained by `tools/demo_model`, so that the first minute needs no download.
+//! The model inside the binary, and a head that drafts for it: trained by `tools/demo_model`, so that the first minute needs no download.
 
 pub const NAME: &str = "folio-demo";
 
@@ -9,6 +9,12 @@ pub static FILES: &[(&str, &[u8])] = &[
     ("model.safetensors", include_bytes!("../assets/demo/model.safetensors")),
     ("tokenizer.json", include_bytes!("../assets/demo/tokenizer.json")),
     ("tokenizer_config.json", include_bytes!("../assets/demo/tokenizer_config.json")),
+];
+
+/// The same of its EAGLE-3 head.
+pub static HEAD: &[(&str, &[u8])] = &[
+    ("config.json", include_bytes!("../assets/demo-eagle3/config.json")),
+    ("model.safetensors", include_bytes!("../assets/demo-eagle3/model.safetensors")),
 ];
 
 #[cfg(test)]

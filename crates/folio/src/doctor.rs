@@ -27,9 +27,9 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     if let Some(url) = &args.url {
         return why::run(url, args.api_key.as_deref(), args.request.as_deref(), args.json);
     }
-    has_drafter(args)?;
     let parse = |model: &str| Source::parse(Some(model), &Aliases::default());
     let source = args.model.as_deref().map(parse).transpose()?;
+    let drafts = has_drafter(args, source.as_ref())?;
     let counts = thread_counts(args.threads.map_or_else(CpuBackend::detect_threads, |n| n as usize));
     if !args.json {
         eprintln!("measuring for about {} s ...", counts.len());
@@ -49,7 +49,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         eprintln!("this machine's limits {told} are in {}", written.display());
         disturbed.iter().for_each(|sentence| eprintln!("{sentence}"));
     }
-    let pair = pair(args, threads)?;
+    let pair = if drafts { pair(args, threads)? } else { None };
     if args.json {
         let mut report = report(&machines, gpu.as_ref(), model.as_ref());
         report["pair"] = json!(pair.as_ref().map(pair_json));
@@ -64,22 +64,20 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
 /// Drafts of a step, for which its tokens are told.
 const DRAFTS: u32 = 3;
 
-/// Whether what drafts is to be looked at, too.
-fn has_drafter(args: &DoctorArgs) -> Result<bool> {
+/// Whether what drafts for the model is to be looked at, too.
+fn has_drafter(args: &DoctorArgs, model: Option<&Source>) -> Result<bool> {
     match (&args.draft_model, args.speculate) {
         (None, None) => Ok(false),
         (Some(_), _) | (None, Some(Speculate::Mtp)) => Ok(true),
+        (None, Some(Speculate::Eagle3)) if model == Some(&Source::BuiltIn) => Ok(true),
         (None, Some(_)) => bail!(
             "--speculate: what is told is how a model or a head fits MODEL: give --draft-model, or --speculate mtp"
         ),
     }
 }
 
-/// What a model and what drafts for it are to each other, where something is to draft.
+/// What a model and what drafts for it are to each other.
 fn pair(args: &DoctorArgs, threads: Option<u32>) -> Result<Option<Pair>> {
-    if !has_drafter(args)? {
-        return Ok(None);
-    }
     let (draft_model, speculate) = (args.draft_model.clone(), args.speculate);
     let engine = EngineArgs { draft_model, speculate, ..engine(args, threads)? };
     Ok(Runtime::start(args.model.as_deref(), &engine)?.pair)

@@ -101,8 +101,8 @@ fn a_draft_model_changes_no_token_and_needs_the_same_vocabulary() {
     assert!(what.contains("--draft-model has no use with --speculate off"), "{what}");
 }
 
-/// The head that `tools/demo_model/eagle.py` trained for the built-in model.
-const HEAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/data/eagle3-demo");
+/// The built-in head, which `tools/demo_model/eagle.py` trained for the built-in model.
+const HEAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-eagle3");
 
 #[test]
 fn a_head_changes_no_token_and_is_known_by_its_configuration() {
@@ -120,8 +120,11 @@ fn a_head_changes_no_token_and_is_known_by_its_configuration() {
     for more in [&["--draft-model", HEAD][..], &["--draft-model", HEAD], &[]] {
         assert_eq!(story(&[more, &packed].concat()), story(&[]), "{more:?}");
     }
+    // The one in the program is the built-in model's alone.
+    assert_eq!(story(&["--speculate", "eagle3"]), story(&[]));
     let refused = |more: &[&str]| refusal(&[&STORY[..], more].concat());
-    let what = refused(&["--speculate", "eagle3"]);
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../folio-model/tests/fixtures/llama3");
+    let what = refusal(&["run", other, "Hi", "--speculate", "eagle3"]);
     assert!(what.contains("--speculate eagle3 needs --draft-model"), "{what}");
     let what = refused(&["--draft-model", HEAD, "--speculate", "model"]);
     assert!(what.contains("is an EAGLE-3 head; give --speculate eagle3"), "{what}");
@@ -148,6 +151,12 @@ fn a_head_that_reads_other_layers_is_doubted_and_the_right_one_is_not() {
         |pair: &Value| pair["same"].as_f64().expect("a number") / pair["places"].as_f64().expect("a number");
     assert_eq!((&right["drafter"], &right["doubt"]), (&"eagle3".into(), &Value::Null), "{right}");
     assert!(share(&right) > 0.9 && right["places"].as_u64() > Some(50), "{right}");
+    let own = pair(&["--speculate", "eagle3"]);
+    assert_eq!(
+        (&own["same"], &own["name"]),
+        (&right["same"], &"the EAGLE-3 head of folio-demo".into()),
+        "{own}"
+    );
     let same = pair(&["--draft-model", "demo"]);
     assert_eq!(
         (same["same"].as_u64(), same["tokens_per_step"].as_f64()),

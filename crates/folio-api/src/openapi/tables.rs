@@ -96,6 +96,8 @@ const SAMPLING: &[Field] = &[
 ];
 const CACHE: &[Field] =
     &[("cache", "object"), ("prompt_cache_key", "string"), ("prompt_cache_retention", "string")];
+const SPECULATION: &[Field] =
+    &[("prediction", "object"), ("speculative.n_max", "integer 0 16"), ("speculative.type", "string")];
 const GENERATION: &[Field] = &[
     ("model", "string"),
     ("n", "integer 1"),
@@ -121,8 +123,6 @@ const GENERATION: &[Field] = &[
     ("add_special_tokens", "boolean"),
     ("priority", "integer"),
     ("request_id", "string"),
-    ("prediction", "object"),
-    ("speculative.n_max", "integer 0 16"),
     ("return_token_ids", "boolean"),
     ("echo", "boolean"),
     ("stream_options", "object"),
@@ -152,6 +152,7 @@ pub const CHAT: Body = Body {
     required: &["messages"],
     fields: &[
         GENERATION,
+        SPECULATION,
         SAMPLING,
         CACHE,
         CONVERSATION,
@@ -172,6 +173,7 @@ pub const COMPLETION: Body = Body {
     required: &["prompt"],
     fields: &[
         GENERATION,
+        SPECULATION,
         SAMPLING,
         CACHE,
         &[("prompt", "string | array"), ("logprobs", "integer 0"), ("best_of", "integer 1")],
@@ -205,6 +207,7 @@ pub const RESPONSE: Body = Body {
     name: "ResponseRequest",
     required: &["input"],
     fields: &[
+        SPECULATION,
         SAMPLING,
         CACHE,
         &[
@@ -251,6 +254,7 @@ pub const MESSAGE: Body = Body {
     required: &["messages", "max_tokens"],
     fields: &[
         MESSAGES_PROMPT,
+        SPECULATION,
         SAMPLING,
         &[
             ("max_tokens", "integer 0 4294967295"),

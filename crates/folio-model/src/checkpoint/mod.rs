@@ -27,7 +27,7 @@ pub use pooling::{POOLING_FILES, Pooling};
 use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
 use shards::{Entry, Form, Holds, Index, Shard, open_shards};
-use source::Source;
+pub(crate) use source::Source;
 use storage::Stamp;
 
 use crate::backend::{DType, TensorView};
@@ -36,7 +36,7 @@ use crate::error::{ModelError, Result};
 use crate::quant::Encoding;
 use crate::weights::{Pick, TensorSpec, weight_specs};
 
-const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 const HEAD: &str = "lm_head.weight";
 const SINGLE: &str = "model.safetensors";
@@ -219,10 +219,9 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the safetensors files of a folder that holds no decoder, which its configuration describes all the same. Tensors are called what
-    /// they are stored as.
-    pub(crate) fn of_folder(folder: &Path, config_text: Vec<u8>, config: Config) -> Result<Self> {
-        let source = Source::Folder(folder.to_owned());
+    /// Opens the safetensors files where there is no decoder, which this configuration describes all the same. Tensors are called what they
+    /// are stored as.
+    pub(crate) fn of_no_decoder(source: Source, config_text: Vec<u8>, config: Config) -> Result<Self> {
         let (shards, tensors) = open_shards(&source, Holds::Else)?;
         Ok(Self {
             source,

@@ -9,7 +9,8 @@
 //! each row's features out as they go into the head, whose program takes rows of one width from either.
 //!
 //! ```text
-//! features = sum of fc_i . norm_i(x before layer i)            in the model; norm_i only with `fc_norm`
+//! features = sum of fc_i . norm_i(x before layer i)            in the model; norm_i only with `fc_norm`,
+//!            or fc . norm([x before layer i, ...])             with `norm_before_fc`
 //! qkv      = W_e . norm(embedding) + W_f . norm(features)       [W_e | W_f] is what the checkpoint stores
 //! x        = features (or norm(features)) + W_o . attention + mlp(norm)
 //! logits   = head . norm(x); the features of the next row are x, or norm(x) with `norm_output`
@@ -25,7 +26,7 @@ use settings::Settings;
 pub use settings::is_head;
 
 use crate::backend::Backend;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Source};
 use crate::config::Config;
 use crate::decoder::{Tap, Taps};
 use crate::draft_head::{DraftHead, LoadedHead, bytes_of, load_matrix};
@@ -60,9 +61,18 @@ pub fn layers_read(file: &str, text: &[u8], target: &Config) -> Result<Vec<usize
 impl Head {
     /// Opens the folder of a head for a model, and checks every tensor. The model's configuration is that of `target`.
     pub fn open(folder: &Path, target: &Checkpoint) -> Result<Self> {
-        let (text, settings) = Settings::read(folder, target.config())?;
-        no_pickle(folder)?;
-        let checkpoint = Checkpoint::of_folder(folder, text, settings.config.clone())?;
+        Self::of(Source::Folder(folder.to_owned()), target)
+    }
+
+    /// The same of files, by name, that are built into the program.
+    pub fn from_bytes(files: &'static [(&'static str, &'static [u8])], target: &Checkpoint) -> Result<Self> {
+        Self::of(Source::Embedded(files), target)
+    }
+
+    fn of(source: Source, target: &Checkpoint) -> Result<Self> {
+        let (text, settings) = Settings::read(&source, target.config())?;
+        no_pickle(&source)?;
+        let checkpoint = Checkpoint::of_no_decoder(source, text, settings.config.clone())?;
         let stored = |name: &str| checkpoint.stored_as(name).is_ok();
         let layer = if stored("midlayer.hidden_norm.weight") { "midlayer" } else { "layers.0" };
         let has_bias = |name: &str| stored(&format!("{layer}.self_attn.{name}.bias"));
@@ -126,6 +136,8 @@ impl Head {
             let norms = 0..self.settings.taps.len();
             specs.extend(norms.map(|tap| self.spec(&format!("fc_norm.{tap}.weight"), &[self.hidden])));
         }
+        let all = self.settings.taps.len() * self.hidden;
+        specs.extend(self.settings.norm_before_fc.then(|| self.spec(INPUT_NORM, &[all])));
         let kv = config.head_sizes(0).kv_width();
         let biases = [("q_proj", config.q_width(0)), ("k_proj", kv), ("v_proj", kv)];
         let bias = |(name, rows): (&str, usize)| self.spec(&format!("LAYER.self_attn.{name}.bias"), &[rows]);
@@ -318,6 +330,15 @@ impl DraftHead for Head {
     fn load_taps(&self, backend: &mut dyn Backend) -> Result<Taps> {
         let eps = self.config().eps;
         let fc = self.matrices().swap_remove(0);
+        if self.settings.norm_before_fc {
+            let norm = self.spec(INPUT_NORM, &[fc.shape[1]]);
+            return Ok(Taps::Product {
+                width: self.width(),
+                before: self.settings.taps.clone(),
+                norm: (self.vector(backend, &[norm])?, eps),
+                matrix: self.matrix(backend, &[fc], None)?,
+            });
+        }
         let mut of = Vec::with_capacity(self.settings.taps.len());
         for (index, &before) in self.settings.taps.iter().enumerate() {
             let columns = index * self.hidden..(index + 1) * self.hidden;
@@ -349,6 +370,8 @@ impl DraftHead for Head {
 }
 
 const EMBEDDING: &str = "embed_tokens.weight";
+/// With `norm_before_fc`.
+const INPUT_NORM: &str = "input_norm.weight";
 const OUTPUT: &str = "lm_head.weight";
 const EMBEDDING_OF_MODEL: &str = "model.embed_tokens.weight";
 
@@ -366,8 +389,9 @@ fn of_model(target: &Checkpoint, backend: &mut dyn Backend, name: &str) -> Resul
 }
 
 /// The authors' own checkpoints are pickled, for which there is no reader.
-fn no_pickle(folder: &Path) -> Result<()> {
+fn no_pickle(source: &Source) -> Result<()> {
     const PICKLED: &str = "pytorch_model.bin";
+    let Source::Folder(folder) = source else { return Ok(()) };
     let has = |file: &str| folder.join(file).is_file();
     if !has(PICKLED) || has("model.safetensors") || has("model.safetensors.index.json") {
         return Ok(());

@@ -10,15 +10,13 @@
 //! Where none are said they are the inputs of layers 2, L / 2 and L - 3 of L. A wrong one shows in no error, only in drafts that are
 //! never right.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use crate::checkpoint::json::{Fields, parse_object};
+use crate::checkpoint::{CONFIG, Source};
 use crate::config::Config;
 use crate::error::{ModelError, Result};
 
-const CONFIG: &str = "config.json";
 const TAPS_MAX: usize = 64;
 const VOCAB_MAX: usize = 1 << 24;
 const WIDTH_MAX: usize = 1 << 20;
@@ -36,6 +34,8 @@ pub(super) struct Settings {
     pub norm_before_residual: bool,
     /// Each layer that it reads has a norm of its own.
     pub fc_norm: bool,
+    /// They have one together, side by side.
+    pub norm_before_fc: bool,
     /// The next row's features are normalized.
     pub norm_output: bool,
 }
@@ -51,12 +51,11 @@ pub fn is_head(config_text: &[u8]) -> bool {
 }
 
 impl Settings {
-    /// The text of a folder's config.json, and what it says for a model of this configuration.
-    pub fn read(folder: &Path, target: &Config) -> Result<(Vec<u8>, Self)> {
-        let path = folder.join(CONFIG);
-        let file = path.display().to_string();
-        let text = std::fs::read(&path).map_err(|source| ModelError::Io { file: file.clone(), source })?;
-        let settings = Self::parse(&file, &text, target)?;
+    /// The text of its config.json, and what it says for a model of this configuration.
+    pub fn read(source: &Source, target: &Config) -> Result<(Vec<u8>, Self)> {
+        let text =
+            source.read(CONFIG)?.ok_or_else(|| source.not_a_model("it has no config.json"))?.into_owned();
+        let settings = Self::parse(&source.display(CONFIG), &text, target)?;
         Ok((text, settings))
     }
 
@@ -98,9 +97,11 @@ impl Settings {
             let what = "a head that reads the last layer alone (field `use_aux_hidden_state`)".to_owned();
             return Err(unsupported(file, what));
         }
-        if flag("norm_before_fc")? == Some(true) {
-            let what = "a norm over all layers that the head reads (field `norm_before_fc`)".to_owned();
-            return Err(unsupported(file, what));
+        let [fc_norm, norm_before_fc] = ["fc_norm", "norm_before_fc"].map(|name| flag(name));
+        let [fc_norm, norm_before_fc] = [fc_norm?.unwrap_or(false), norm_before_fc?.unwrap_or(false)];
+        if fc_norm && norm_before_fc {
+            let what = "a norm for each layer that the head reads and one for all (fields `fc_norm`, `norm_before_fc`)";
+            return Err(unsupported(file, what.to_owned()));
         }
         if let Some(stated) = fields.size_opt("target_hidden_size", WIDTH_MAX)?
             && stated != target.hidden
@@ -114,7 +115,8 @@ impl Settings {
             taps: taps(fields, own, target)?,
             // As vLLM has it where a speculator says nothing.
             norm_before_residual: flag("norm_before_residual")?.unwrap_or(speculators.is_some()),
-            fc_norm: flag("fc_norm")?.unwrap_or(false),
+            fc_norm,
+            norm_before_fc,
             norm_output: flag("norm_output")?.unwrap_or(false),
             file: file.to_owned(),
             config,

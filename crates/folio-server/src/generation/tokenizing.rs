@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use folio_api::ApiError;
 use folio_api::params::Generation;
+use folio_api::speculation::OFF;
 use folio_engine::{DRAFTS_MAX, Drafter, IndexBlock, IndexCache, Speculation};
 use folio_kv::TenantId;
 use folio_text::{Prompt, SegmentKey, TextError, TokenCache, work};
@@ -115,12 +116,26 @@ pub fn speculation(
         return Err(ApiError::invalid("speculative.n_max", message));
     }
     let asked = options.most.is_some_and(|most| most > 0) || !prediction.is_empty();
-    let drafter = inputs.speculate.or_else(|| asked.then(Drafter::default));
+    let drafter = match &options.drafter {
+        Some(name) => Some(drafter(name, inputs.speculate)?),
+        None => inputs.speculate.or_else(|| asked.then(Drafter::default)),
+    };
     let most = options.most.unwrap_or(DRAFTS_MAX);
     let _span = step!("index");
     let cache = TenantTextCache(&inputs.texts, tenant);
     let speculate = |drafter| Speculation::with_cache(drafter, most, Arc::clone(tokens), &prediction, &cache);
     Ok(drafter.filter(|_| most > 0).map(speculate))
+}
+
+/// The one of this name, of those that there are: text can always be looked at, a model only where the server has it.
+fn drafter(name: &str, served: Option<Drafter>) -> Result<Drafter, ApiError> {
+    let there = |drafter: &Drafter| !drafter.is_model() || Some(*drafter) == served;
+    let mut known = Drafter::ALL.into_iter().filter(there);
+    known.clone().find(|drafter| drafter.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = known.by_ref().map(Drafter::name).chain(OFF).collect();
+        let message = format!("'speculative.type' is '{name}'; this server has {}.", names.join(", "));
+        ApiError::invalid("speculative.type", message)
+    })
 }
 
 fn encode_with(

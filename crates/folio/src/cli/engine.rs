@@ -124,7 +124,7 @@ pub struct EngineArgs {
     pub guarantee_completion: bool,
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
-    /// (speculative.n_max, prediction)
+    /// (speculative.type, speculative.n_max, prediction)
     /// [default: model or eagle3, whatever --draft-model is, else suffix]
     #[arg(long, env = "FOLIO_SPECULATE", value_name = "DRAFTER")]
     pub speculate: Option<Speculate>,
@@ -165,7 +165,7 @@ pub enum Speculate {
     Ngram,
     /// Another model, that of --draft-model
     Model,
-    /// An EAGLE-3 head, that of --draft-model
+    /// An EAGLE-3 head, that of --draft-model; the built-in model has one of its own
     Eagle3,
     /// The MTP head in the model's own checkpoint
     Mtp,
@@ -187,6 +187,7 @@ impl EngineArgs {
                 Some(Speculate::Off) => Ok(None),
                 Some(Speculate::Ngram) => Ok(Some(Drafter::Ngram)),
                 Some(Speculate::Mtp) => Ok(head),
+                Some(Speculate::Eagle3) if head.is_some() => Ok(head),
                 Some(Speculate::Model) => {
                     anyhow::bail!("--speculate model needs --draft-model, the model that proposes drafts")
                 }

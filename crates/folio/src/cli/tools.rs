@@ -162,7 +162,7 @@ pub struct DoctorArgs {
     /// What would draft for MODEL, another model or an EAGLE-3 head: how often both say the same is then told
     #[arg(long, value_name = "MODEL", requires = "model")]
     pub draft_model: Option<String>,
-    /// With `mtp` the same of the MTP head in MODEL's own checkpoint
+    /// With `mtp` the same of the MTP head in MODEL's own checkpoint, with `eagle3` of the built-in model's own head
     #[arg(long, value_name = "DRAFTER", requires = "model")]
     pub speculate: Option<Speculate>,
     /// Most threads [default: as many as the machine and its container allow]

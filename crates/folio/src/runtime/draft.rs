@@ -20,6 +20,7 @@ use super::weights::{WeightArgs, open_device};
 use super::{Loaded, logit_rows, pair};
 use crate::bench::limits::Costs;
 use crate::cli::{EngineArgs, Sizes, Speculate};
+use crate::demo;
 use crate::device::Device;
 use crate::models::{Aliases, Source};
 
@@ -62,16 +63,19 @@ pub(super) struct OpenHead {
 }
 
 impl OpenHead {
-    /// The one that the options ask for: `--draft-model`, where that is a head, or that of the model's own checkpoint.
-    pub fn open(args: &EngineArgs, target: &Checkpoint) -> Result<Option<Self>> {
-        match &args.draft_model {
-            Some(draft) => {
+    /// The one that the options ask for: `--draft-model`, where that is a head, or that of the model's own checkpoint, or of the built-in model.
+    pub fn open(args: &EngineArgs, source: &Source, target: &Checkpoint) -> Result<Option<Self>> {
+        match (&args.draft_model, args.speculate) {
+            (Some(draft), _) => {
                 Self::eagle(draft, &args.aliases, target).with_context(|| format!("--draft-model {draft}"))
             }
-            None if args.speculate == Some(Speculate::Mtp) => {
-                Self::mtp(target).context("--speculate mtp").map(Some)
+            (None, Some(Speculate::Mtp)) => Self::mtp(target).context("--speculate mtp").map(Some),
+            (None, Some(Speculate::Eagle3)) if *source == Source::BuiltIn => {
+                let head =
+                    eagle::Head::from_bytes(demo::HEAD, target).context("the built-in model's head")?;
+                Ok(Some(Self { head: Box::new(head), drafter: Drafter::Eagle3, held: None }))
             }
-            None => Ok(None),
+            (None, _) => Ok(None),
         }
     }
 
@@ -146,7 +150,8 @@ impl Draft {
         let OpenHead { head, drafter, .. } = open;
         let name = match &args.draft_model {
             Some(draft) => Source::parse(Some(draft), &args.aliases)?.name(),
-            None => format!("the MTP head of {model}"),
+            None if *drafter == Drafter::Mtp => format!("the MTP head of {model}"),
+            None => format!("the EAGLE-3 head of {model}"),
         };
         let mut device = open_device(args.device, args.threads, args.enforce_eager, args.gemm_backend)?;
         let dtype = head.weight_encoding(target)?.plain().unwrap_or(DType::BF16);

@@ -14,7 +14,8 @@ use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::weights::weight_specs;
 
 use super::{kv_dtype, windows};
-use crate::cli::{EngineArgs, Quantize};
+use crate::cli::{EngineArgs, Quantize, Speculate};
+use crate::demo;
 use crate::device::DeviceChoice;
 use crate::load_format::LoadFormat;
 use crate::memory::{self, FreeMemory, PoolRequest};
@@ -49,6 +50,8 @@ impl MemoryPlan {
         let (mut weight_bytes, format, parameters) = weights(&checkpoint, args)?;
         if let Some(draft) = &args.draft_model {
             weight_bytes += draft_bytes(draft, args).with_context(|| format!("--draft-model {draft}"))?;
+        } else if args.speculate == Some(Speculate::Eagle3) && source == Source::BuiltIn {
+            weight_bytes += demo::HEAD.iter().map(|(_, file)| file.len() as u64).sum::<u64>();
         }
         let context = args.max_model_len.map_or(config.max_position, |asked| asked as usize);
         let context = context.min(config.max_position);

@@ -283,7 +283,7 @@ impl Loaded {
             LoadFormat::Auto => source.open()?,
             LoadFormat::Dummy(_) => (source.open_without_weights()?, Held::default()),
         };
-        let mut head = OpenHead::open(args, &checkpoint)?;
+        let mut head = OpenHead::open(args, &source, &checkpoint)?;
         let of_head = head.as_mut().and_then(|head| head.held.take());
         let held: Vec<Held> = [held].into_iter().chain(of_head).collect();
         args.drafter(head.as_ref().map(|head| head.drafter))?;
