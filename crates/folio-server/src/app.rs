@@ -31,11 +31,11 @@ use crate::tenancy::Tenancy;
 
 /// Every part of a running server.
 #[derive(Clone)]
-pub(crate) struct State(Arc<Parts>);
+pub(crate) struct State(Arc<ServerParts>);
 
 macro_rules! parts {
     ($($part:ident: $owner:ty,)*) => {
-        pub(crate) struct Parts {
+        pub(crate) struct ServerParts {
             $(pub $part: Arc<$owner>,)*
         }
 
@@ -61,9 +61,9 @@ parts! {
 }
 
 impl Deref for State {
-    type Target = Parts;
+    type Target = ServerParts;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &ServerParts {
         &self.0
     }
 }
@@ -123,7 +123,7 @@ impl State {
             responses: responses.clone(),
         });
         let live = LivePage::new(served.clone(), tenancy.clone(), observability.clone(), load.clone());
-        Ok(Self(Arc::new(Parts {
+        Ok(Self(Arc::new(ServerParts {
             served,
             tenancy,
             observability,

@@ -17,12 +17,13 @@ use folio_api::openapi::tables::OPEN;
 use folio_api::params::valid_request_id;
 use folio_text::work;
 use futures_core::Stream;
+use http_body::Body as _;
 use serde_json::json;
 
 use crate::config::Limits;
 use crate::http::Shared;
 use crate::http::connections::HoldingBody;
-use crate::http::reply::Refusal;
+use crate::http::reply::{AlreadyCounted, Refusal};
 use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, ollama, read_body};
 use crate::load::{Counted, Load};
 use crate::observability::Observability;
@@ -121,7 +122,10 @@ pub(crate) async fn let_in(
     let answered_for = request.extensions().get::<Arc<Answered>>().cloned();
     let gate = request.extensions().get::<Arc<Gate>>().cloned();
     let generating = GENERATING.contains(&request.uri().path());
-    let answer = async |request| next.run(request).await;
+    let answer = async |request| {
+        let response = next.run(request).await;
+        gate.iter().fold(response, |response, gate| counted(load, gate, response))
+    };
     let mut response = answered(load, log, Listener::Serving, request, tenant, answer).await;
     let passed_on = response.extensions().get::<PassedOn>().is_some();
     if let Some(gate) = gate.filter(|_| generating && !passed_on) {
@@ -139,6 +143,20 @@ pub(crate) async fn let_in(
         // It runs until its answer was accepted or its client left.
         Some(entry) => response.map(|body| Body::new(HoldingBody::new(body, (entry, answered_for)))),
         None => response,
+    }
+}
+
+/// An answer that is there as a whole counts among what is held for its tenant until it was written or its reader left; where there is no
+/// room for it, it is none.
+fn counted(load: &Load, gate: &Arc<Gate>, response: Response<Body>) -> Response<Body> {
+    let known = response.extensions();
+    if known.get::<AlreadyCounted>().is_some() || known.get::<PassedOn>().is_some() {
+        return response;
+    }
+    let mut held = load.unread.hold(gate);
+    match response.body().size_hint().exact().map_or(Ok(()), |bytes| held.grow(bytes as usize)) {
+        Ok(()) => response.map(|body| Body::new(HoldingBody::counted(body, held))),
+        Err(full) => Refusal(full).into_response(),
     }
 }
 

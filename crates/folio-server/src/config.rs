@@ -17,6 +17,7 @@ use crate::safety::Safety;
 use crate::tenancy::declared::Declared;
 use crate::tenancy::keyring::Keyring;
 use crate::tenancy::tenants::Tenants;
+use crate::threads::fair_queue::LARGE;
 
 /// How to serve. `Default` is what `folio serve` starts with.
 ///
@@ -125,6 +126,8 @@ pub struct Limits {
     pub text_threads: usize,
     /// Pieces waiting for that; 429 above this. One tenant may have half of the places.
     pub text_waiting: usize,
+    /// A piece of text work on more bytes has a thread of its own, which gives way to others.
+    pub text_large_bytes: usize,
     /// Connections of one listener. Beyond it the one idle for longest is closed.
     pub connections: usize,
     /// Bytes of a request's line and headers.
@@ -157,6 +160,7 @@ impl Default for Limits {
             responses_bytes: 64 << 20,
             text_threads: 2,
             text_waiting: 512,
+            text_large_bytes: LARGE as usize,
             connections: 16_384,
             header_bytes: 64 << 10,
             write_timeout: Duration::from_secs(120),

@@ -48,7 +48,9 @@ pub use folio_api::{Parsers, RequestLimits, unix_s};
 pub use http::Peer;
 pub use http::tls::TlsFiles;
 pub use observability::{metrics, tenant_metrics, why};
-pub use router::{ModelProcess, RouterConfig, documented as router_metrics, parse_keep_alive, run_router};
+pub use router::{
+    ModelProcess, RouterConfig, documented as router_metrics, parse_keep_alive, router_of, run_router,
+};
 pub use safety::Safety;
 pub use serve::{Addresses, Listeners, Server, check, run, run_behind, serve};
 pub use tenancy::declared::{Declared, DeclaredGroup, DeclaredTenant, PriorityRange, Share};

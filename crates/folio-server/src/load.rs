@@ -55,7 +55,7 @@ impl Load {
     /// `panics`: where work is counted that was not done to its end.
     pub fn new(limits: Limits, panics: Counter) -> Self {
         Self {
-            text: Pool::new(limits.text_threads, limits.text_waiting),
+            text: Pool::new(limits.text_threads, limits.text_waiting).with_large(limits.text_large_bytes),
             files: Pool::new(FILES, FILES_WAITING),
             unread: Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout),
             in_flight: Arc::default(),

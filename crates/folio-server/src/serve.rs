@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use hyper_util::server::graceful::GracefulShutdown;
+use prometheus_client::metrics::histogram::Histogram;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
@@ -114,7 +115,7 @@ impl Server {
         if let Some(tls) = &self.tls {
             tokio::spawn(look_at_files(Arc::downgrade(tls)));
         }
-        let lag = tokio::spawn(measure_lag(self.state.observability.clone()));
+        let lag = tokio::spawn(measure_lag(self.state.observability.metrics.lag.clone()));
         let samples = tokio::spawn(sample(self.state.observability.clone()));
         self.resume_batches();
         let (router, operators) = (self.router(), self.admin_router());
@@ -168,11 +169,11 @@ impl Server {
 }
 
 /// How late the event loop comes to what it wants to do.
-async fn measure_lag(observability: Arc<Observability>) {
+pub(crate) async fn measure_lag(lag: Histogram) {
     loop {
         let wanted = tokio::time::Instant::now() + LAG_EVERY;
         tokio::time::sleep_until(wanted).await;
-        observability.metrics.lag(tokio::time::Instant::now().saturating_duration_since(wanted));
+        lag.observe(tokio::time::Instant::now().saturating_duration_since(wanted).as_secs_f64());
     }
 }
 

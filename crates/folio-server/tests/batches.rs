@@ -681,3 +681,75 @@ async fn lists_are_read_a_page_at_a_time() {
     let none = get(&other, "/v1/batches").await;
     assert_eq!((ids(&none), &none["first_id"], &none["has_more"]), (Vec::new(), &Value::Null, &json!(false)));
 }
+
+/// A tenant has so many files, and half of the room at most.
+#[tokio::test]
+async fn files_of_one_tenant_leave_room_to_others() {
+    let config = ServerConfig {
+        batch: BatchConfig { storage_bytes: Some(20_000), ..Default::default() },
+        api_keys: vec!["alpha".into(), "beta".into()],
+        ..Default::default()
+    };
+    let client = Client::with(config, app(FakeEngine::saying("x")));
+    let (client, other) = (client.key("alpha"), client.key("beta"));
+    let upload_of = async |client: &Client, bytes: usize| {
+        upload_form(client, &[("purpose", "batch")], Some(&"x".repeat(bytes))).await
+    };
+    let refused = |reply: &Reply, says: &str| {
+        assert_eq!((reply.status.as_u16(), &reply.error()["code"]), (413, &json!("storage_full")));
+        assert!(reply.error()["message"].as_str().unwrap().contains(says), "{}", reply.text);
+    };
+    let first = upload_of(&client, 6000).await.json();
+    refused(&upload_of(&client, 4001).await, "room");
+    assert_eq!(upload_of(&client, 4000).await.status, StatusCode::OK, "half of it");
+    refused(&upload_of(&client, 1).await, "room");
+    assert_eq!(upload_of(&other, 10_000).await.status, StatusCode::OK, "the other half");
+    refused(&upload_of(&other, 1).await, "room");
+    let path = format!("/v1/files/{}", first["id"].as_str().unwrap());
+    assert_eq!(client.request_delete(&path).await.status, StatusCode::OK);
+    // One is left of those before.
+    for _ in 0..999 {
+        assert_eq!(upload_of(&client, 1).await.status, StatusCode::OK);
+    }
+    refused(&upload_of(&client, 1).await, "1000 files");
+    refused(&upload_of(&other, 1).await, "room");
+}
+
+/// Results have the same room as files: a batch for which there is none ends, and what was answered is there.
+#[tokio::test]
+async fn a_batch_whose_results_do_not_fit_ends() {
+    let engine = FakeEngine::saying("x");
+    let file: String =
+        (0..8).map(|id| line(id, "/v1/completions", json!({"prompt": "hi", "max_tokens": 1}))).collect();
+    // Its file, and some of its results.
+    let room = Some(2 * (file.len() as u64 + 2500));
+    let batch = BatchConfig { storage_bytes: room, ..Default::default() };
+    let client = Client::with(ServerConfig { batch, ..Default::default() }, app(engine));
+    let ended = begin(&client, &upload(&client, &file).await, "/v1/completions").await;
+    let ended = wait(&client, &ended, is_over).await;
+    assert_eq!(
+        (&ended["status"], &ended["errors"]["data"][0]["code"]),
+        (&json!("failed"), &json!("storage_full"))
+    );
+    let done = results(&client, &ended["output_file_id"]).await.len() as u64;
+    assert!((1..8).contains(&done) && ended["request_counts"]["completed"] == done, "{ended}");
+}
+
+/// What a batch answers is not among the responses that a client goes on from, unless its line says so.
+#[tokio::test]
+async fn a_response_of_a_batch_is_stored_where_its_line_says_so() {
+    let (client, _) = clients(FakeEngine::saying("x"), None);
+    let asked = |store: Value| common::merged(json!({"input": "hi", "max_output_tokens": 1}), store);
+    let lines = [json!({}), json!({"store": false}), json!({"store": true})];
+    let text: String =
+        lines.into_iter().enumerate().map(|(id, store)| line(id, "/v1/responses", asked(store))).collect();
+    let ended = begin(&client, &upload(&client, &text).await, "/v1/responses").await;
+    let ended = wait(&client, &ended, is_over).await;
+    let done = results(&client, &ended["output_file_id"]).await;
+    assert_eq!(done.len(), 3, "{ended}");
+    for (line, stored) in done.iter().zip([false, false, true]) {
+        let body = &line["response"]["body"];
+        let found = client.get(&format!("/v1/responses/{}", body["id"].as_str().unwrap())).await.status;
+        assert_eq!((&body["store"], found == StatusCode::OK), (&json!(stored), stored), "{line}");
+    }
+}

@@ -8,17 +8,16 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use common::room::{self, Counting};
 use common::targets::ROUTES;
 use common::{FakeEngine, Reply, reply, tool_app};
-use folio_server::{HintPolicy, Limits, Server, ServerConfig};
+use folio_server::{HintPolicy, Limits, Safety, Server, ServerConfig, router_of};
 use folio_text::{
     DetokenizeOptions, Detokenizer, OutputParser, ParserSetup, REASONING_FORMATS, ReasoningFormat,
     SegmentKey, StopMatcher, TOOL_FORMATS, TokenCache, Tokenizer, ToolFormat, work,
@@ -30,41 +29,12 @@ use tower::ServiceExt;
 /// Twice the input, and no more than so much of the work.
 const MOST: f64 = 2.3;
 
-struct Counting;
-
-thread_local! {
-    static ROOM: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count(bytes: usize) {
-    // Not there any more while a thread ends.
-    let _ = ROOM.try_with(|room| room.set(room.get() + bytes as u64));
-}
-
-// SAFETY: everything is the system allocator's; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: the caller's promises are handed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size);
-        // SAFETY: as above.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 /// Steps and bytes of this thread so far.
 fn here() -> [u64; 2] {
-    [work::done(), ROOM.get()]
+    [work::done(), room::made()]
 }
 
 /// Holds `run`, which works on this thread, to its promise from `size` to twice that.
@@ -107,14 +77,24 @@ impl Served {
     }
 
     fn with(config: ServerConfig) -> Self {
-        let limits = Limits { body_bytes: 64 << 20, ..Limits::default() };
         // A prompt may be as long as it likes: it is its reading that is looked at.
         let engine = FakeEngine::saying("ok");
         let app = tool_app(engine.clone(), 1 << 22);
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(600));
-        let router = Server::new(ServerConfig { limits, ..config }, app).unwrap().router();
+        let router = Server::new(ServerConfig { limits: Self::limits(), ..config }, app).unwrap().router();
         Self { engine, router, runtime: runtime.build().unwrap() }
+    }
+
+    /// Nothing has a thread of its own, where it would not be counted.
+    fn limits() -> Limits {
+        Limits { body_bytes: 64 << 20, text_large_bytes: usize::MAX, ..Limits::default() }
+    }
+
+    /// A router of several models.
+    fn several() -> Self {
+        let config = ServerConfig { limits: Self::limits(), ..ServerConfig::default() };
+        Self { router: router_of(&config, common::several()).unwrap(), ..Self::new() }
     }
 
     /// Of the event loop and of the text thread.
@@ -300,6 +280,52 @@ fn every_route_reads_every_flood_in_proportion() {
             }
         }
     }
+}
+
+/// Rules look through all that a model reads of a conversation, and through JSON inside of it.
+#[test]
+fn every_flood_is_judged_in_proportion() {
+    let rules = json!({"rules": [
+        {"name": "denied", "strings": ["never said"], "action": "deny"},
+        {"name": "replaced", "regexes": ["a1{1,3}b"], "action": "redact", "replacement": "#"},
+    ]});
+    let safety = Safety::parse(&rules.to_string(), &|_| None).unwrap();
+    let arguments: Flood = ("what is replaced in a call's arguments", |n| {
+        let arguments = json!({"a": list(n, json!("a11b"))}).to_string();
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [call]}]})
+    });
+    for (what, flood) in FLOODS.into_iter().chain([arguments]) {
+        for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/api/chat"]
+        {
+            let server = Served::with(ServerConfig { safety: safety.clone(), ..ServerConfig::default() });
+            server.doubles(&format!("{path} {what} with rules"), 1000, |n| {
+                let status = server.ask(path, "application/json", &flood(n).to_string());
+                assert!(status != 500, "{path} {what}: {status}");
+            });
+        }
+    }
+}
+
+/// Whose process is to answer: of a model that is served and of one that is not.
+#[test]
+fn a_router_reads_every_flood_in_proportion() {
+    for (what, flood) in FLOODS {
+        for path in ROUTES {
+            let server = Served::several();
+            let model = if path == "/api/pull" { common::SEVERAL } else { "no-such-model" };
+            server.doubles(&format!("{path} {what} of several models"), 1500, |n| {
+                let status =
+                    server.ask(path, "application/json", &with(flood(n), "model", model).to_string());
+                assert!(status != 500, "{path} {what}: {status}");
+            });
+        }
+    }
+}
+
+fn with(mut body: Value, name: &str, value: &str) -> Value {
+    body[name] = value.into();
+    body
 }
 
 #[test]

@@ -228,6 +228,11 @@ fn damaged_json_is_refused() {
 }
 
 #[test]
+fn whom_damaged_json_is_for_is_read_or_refused() {
+    target("server_router", 1500, Target::router);
+}
+
+#[test]
 fn damaged_forms_are_refused_or_kept_as_they_came() {
     target("server_multipart", 1500, Target::multipart);
 }

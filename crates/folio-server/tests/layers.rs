@@ -153,6 +153,36 @@ fn work_leaves_the_event_loop_by_pools_that_are_bounded() {
     assert_eq!(leaving, known);
 }
 
+/// Where JSON is read by other means than `folio_api::fields`, which has limits: what is small or the operator's, or is read off the event loop.
+const JSON: &[(&[&str], &str)] = &[
+    (&["batch", "lines"], "lines and results, on threads for files"),
+    (&["batch", "records"], "what an earlier process left, at the start"),
+    (&["endpoints", "batches", "run"], "results of an earlier process, on a thread for files"),
+    (
+        &["router", "asked"],
+        "which model is meant; nothing is kept of the rest, and long ones are read on text threads",
+    ),
+    (&["router", "pages"], "pages of the router's own processes"),
+    (&["safety", "callout"], "an answer of the operator's, on the thread that asked"),
+    (&["safety", "declared"], "the operator's file, at the start"),
+    (&["tenancy", "declared"], "the operator's file, at the start"),
+    (&["tenancy", "keys"], "a record of the file of keys"),
+];
+
+#[test]
+fn json_of_strangers_is_read_within_limits() {
+    let reading: BTreeSet<Vec<String>> = sources()
+        .into_iter()
+        .filter(|source| {
+            ["serde_json::from_", "serde_json::Deserializer"].iter().any(|by| source.text.contains(by))
+        })
+        .map(|source| source.path)
+        .collect();
+    let known: BTreeSet<Vec<String>> =
+        JSON.iter().map(|(path, _)| path.iter().map(|name| (*name).to_owned()).collect()).collect();
+    assert_eq!(reading, known);
+}
+
 /// Hashing is as long as a prompt: the engine does it, where `engine::hashes` says.
 #[test]
 fn prompts_are_hashed_by_the_engine_alone() {
@@ -160,6 +190,9 @@ fn prompts_are_hashed_by_the_engine_alone() {
     let found: Vec<_> = sources().into_iter().filter(hashing).map(|source| source.path).collect();
     assert!(found.is_empty(), "{found:?}");
 }
+
+/// Of a type they say nothing.
+const VAGUE: [&str; 6] = ["Told", "Parts", "Info", "Data", "Manager", "Helper"];
 
 /// A reader who finds a name knows what is meant, whichever of the crates he is in.
 #[test]
@@ -171,14 +204,19 @@ fn no_two_types_of_the_api_the_server_and_the_text_have_one_name() {
         files(&root.join("..").join(name).join("src"), &mut paths);
         for path in paths {
             let text = std::fs::read_to_string(&path).expect("a source");
+            let mut within_macro = false;
             for line in text.lines() {
+                within_macro = line.starts_with("macro_rules!") || (within_macro && !line.starts_with('}'));
+                // What a macro makes is no less a type.
+                let line = if within_macro { line.trim_start() } else { line };
                 let line =
                     line.strip_prefix("pub").map_or(line, |rest| rest.trim_start_matches(|c| c != ' '));
                 let mut words =
                     line.trim_start_matches(' ').split(|c: char| !(c.is_alphanumeric() || c == '_'));
                 let is_type = !line.starts_with("  ")
                     && words.next().is_some_and(|word| ["struct", "enum", "trait", "type"].contains(&word));
-                let Some(name) = words.next().filter(|_| is_type) else { continue };
+                let Some(name) = words.next().filter(|name| is_type && !name.is_empty()) else { continue };
+                assert!(!VAGUE.contains(&name), "{name} is a type in {}, and says nothing", path.display());
                 if let Some(other) = named.insert(name.to_owned(), path.clone()) {
                     panic!("{name} is a type in {} and in {}", other.display(), path.display());
                 }

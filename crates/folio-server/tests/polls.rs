@@ -10,12 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use axum::body::to_bytes;
+use common::room::{self, Counting};
 use common::targets::ROUTES;
-use common::{Client, FakeEngine, app, tool_app};
+use common::{Client, FakeEngine, SEVERAL, app, tool_app};
 use folio_engine::FinishReason;
 use folio_server::{Limits, ServerConfig};
 use folio_text::{ChatTemplate, TemplateSources, work};
 use serde_json::{Value, json};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// Of one poll: some hundred microseconds, at the speed at which bytes are looked at.
 const STEPS_MAX: u64 = 160 << 10;
@@ -81,6 +85,64 @@ async fn large_bodies_are_read_off_the_loop_on_every_route() {
                 &text[..text.len().min(80)]
             );
         }
+    }
+}
+
+/// Whose process is to answer is read off the loop, too, where several models are served; of what is kept in memory nothing is copied.
+#[tokio::test]
+async fn large_bodies_are_read_off_the_loop_of_several_models() {
+    let client = Client::several(&ServerConfig::default());
+    let text = "ab ".repeat(1 << 20);
+    for path in ROUTES {
+        // One that is served is not started for it.
+        let model = if path == "/api/pull" { SEVERAL } else { "no-such-model" };
+        for body in [
+            json!({"prompt": text, "model": model}),
+            json!({"x": vec![[1]; 1 << 19], "keep_alive": vec![1; 1 << 19], "model": model}),
+        ] {
+            let body = body.to_string();
+            let (before, bytes) = (room::made(), body.len() as u64);
+            let (status, text, most) = watched(&client, "POST", path, body).await;
+            // It arrives, and is put together once.
+            let made = room::made() - before;
+            assert!(
+                status != 500 && most <= STEPS_MAX && made < 4 * bytes,
+                "{path}: {status} {most} steps in one poll, {made} bytes made for {bytes}: {text}"
+            );
+        }
+    }
+}
+
+/// A line is as long as a body may be, and nobody waits for it.
+#[tokio::test]
+async fn long_lines_of_batches_are_read_off_the_loop() {
+    let client = client();
+    let text = "ab ".repeat(1 << 20);
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": text, "max_tokens": 1})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": text}], "max_tokens": 1})),
+        ("/v1/responses", json!({"input": text, "max_output_tokens": 1})),
+        ("/v1/responses", json!({"input": "hi", "metadata": vec![[[1]]; 1 << 20]})),
+        ("/v1/embeddings", json!({"input": text})),
+    ] {
+        let line = json!({"custom_id": "1", "method": "POST", "url": path, "body": body});
+        let form = format!(
+            "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; \
+             name=\"file\"; filename=\"f\"\r\n\r\n{line}\r\n--b--\r\n"
+        );
+        let mut request = client.request("POST", "/v1/files", form);
+        request.headers_mut().insert("content-type", "multipart/form-data; boundary=b".parse().unwrap());
+        let file = common::reply(client.send(request).await).await.json();
+        let wanted = json!({"input_file_id": file["id"], "endpoint": path, "completion_window": "24h"});
+        let (steps, made) = (work::done(), room::made());
+        let batch = client.post("/v1/batches", &wanted).await.json();
+        let batch = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
+        while client.get(&batch).await.json()["status"] != "completed" {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let (steps, made) = (work::done() - steps, room::made() - made);
+        // Asking for it takes some, as often as it is asked.
+        assert!(steps < 1 << 20 && made < 48 << 20, "{path}: {steps} steps, {made} bytes made");
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{Client, FakeEngine, Reply, merged, tool_app};
 use folio_server::{Safety, ServerConfig};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 fn safety(declared: &Value) -> Safety {
     Safety::parse(&declared.to_string(), &|name| (name == "SAFETY_KEY").then(|| "sesame".to_owned())).unwrap()
@@ -46,6 +46,29 @@ fn streamed(reply: &Reply, n: usize) -> Vec<(String, Value)> {
         }
     }
     choices
+}
+
+/// What is JSON inside of a text is judged as what it stands for, and within the limits of JSON.
+#[tokio::test]
+async fn arguments_of_calls_are_read_within_limits() {
+    let engine = FakeEngine::saying("ok");
+    let client = client(&engine, &rules());
+    let ask = async |arguments: String| {
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
+        client.chat(json!({"messages": messages, "max_tokens": 1})).await
+    };
+    let escaped = r#"{"a": "555\u002d1234", "b": [1, 2]}"#;
+    assert_eq!(ask(escaped.into()).await.status, 200);
+    assert!(prompt(&engine).contains(r##"{"a": "#", "b": [1, 2]}"##), "{}", prompt(&engine));
+    for too_much in [
+        format!("{{\"a\": {}1{}}}", "[".repeat(101), "]".repeat(101)),
+        json!({"tokens": vec![1; 1 << 18]}).to_string(),
+        json!({"a": (0..5000).map(|at| (at.to_string(), json!(1))).collect::<Map<_, _>>()}).to_string(),
+    ] {
+        let refused = ask(too_much).await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (400, &json!("too_complex")));
+    }
 }
 
 #[tokio::test]

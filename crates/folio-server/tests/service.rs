@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use common::{Client, FakeEngine, app, reply};
 use folio_engine::handle::{Health, Rejected};
+use folio_server::openapi::tables::ROUTES;
 use folio_server::{Limits, RequestLimits, ServerConfig};
 use serde_json::{Value, json};
 
@@ -55,6 +56,29 @@ async fn every_error_has_openais_shape() {
     assert!(reply.error()["message"].as_str().unwrap().contains("line 2 column"), "{}", reply.text);
     let charset = with_type("application/json; charset=utf-8");
     assert_eq!(client.send(charset).await.status(), 400, "read, and found to lack messages");
+}
+
+#[tokio::test]
+async fn a_terminal_is_told_every_route() {
+    let one = Client::new(FakeEngine::saying("ok"));
+    for client in [one, Client::several(&ServerConfig::default())] {
+        let page = client.get("/").await;
+        assert!(page.status == 200 && page.text.contains("1.2.3"), "{}", page.text);
+        let routes = page.text.split_once("Routes: ").unwrap().1.trim_end();
+        let told: Vec<&str> = routes.split(", ").collect();
+        for route in ROUTES {
+            let route = format!("{} {}", route.method.to_uppercase(), route.path);
+            assert!(told.contains(&&*route), "{route} is not told");
+        }
+        assert_eq!(told.len(), ROUTES.len());
+    }
+}
+
+#[tokio::test]
+async fn a_router_tells_how_it_does_itself() {
+    let several = Client::several(&ServerConfig::default());
+    assert_eq!(several.metric("folio:panics_total", &[]).await, 0.0);
+    assert_eq!(several.metric("folio:event_loop_lag_seconds_count", &[]).await, 0.0);
 }
 
 #[tokio::test]

@@ -321,7 +321,10 @@ fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> Sch
         max_adapters: args.max_adapters,
         guarantee_completion: args.guarantee_completion,
         pin_permille: permille(args.max_pinned_share),
-        tenant_pin_permille: permille(args.max_pinned_share_per_tenant.unwrap_or(args.max_pinned_share)),
+        // What one pins others cannot: half is left to them.
+        tenant_pin_permille: permille(
+            args.max_pinned_share_per_tenant.unwrap_or(args.max_pinned_share / 2.0),
+        ),
         ..SchedulerConfig::default()
     }
 }
@@ -440,10 +443,11 @@ mod tests {
             let limits = config(flags).expect("valid").pin_limits(&kv);
             (limits.pool, limits.tenant)
         };
-        assert_eq!(limits(&[]), (25, 25));
-        assert_eq!(limits(&["--max-pinned-share", "0.5"]), (50, 50));
+        assert_eq!(limits(&[]), (25, 12));
+        assert_eq!(limits(&["--max-pinned-share", "0.5"]), (50, 25));
         assert_eq!(limits(&["--max-pinned-share", "0.5", "--max-pinned-share-per-tenant", "0.1"]), (50, 10));
-        assert_eq!(limits(&["--max-pinned-share", "1"]), (90, 90), "the longest request fits beside");
+        assert_eq!(limits(&["--max-pinned-share", "1"]), (90, 50), "the longest request fits beside");
+        assert_eq!(limits(&["--max-pinned-share", "1", "--max-pinned-share-per-tenant", "1"]), (90, 90));
         assert_eq!(limits(&["--max-pinned-share", "0"]), (0, 0));
         for wrong in ["1.5", "-0.1", "NaN", "many"] {
             let error = config(&[&format!("--max-pinned-share={wrong}")]).expect_err(wrong);

@@ -265,7 +265,7 @@ fn empty(kind: &BlockKind) -> Block {
 }
 
 fn signature(digest: &mut Sha256) -> String {
-    digest.finalize_reset().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(digest.finalize_reset())
 }
 
 /// The blocks that a stream's steps amount to.

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use folio_text::work;
+use serde::Deserialize;
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{
     DeserializeSeed, Deserializer, Error as _, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
@@ -43,9 +44,18 @@ pub enum Json<'a> {
 impl<'a> Json<'a> {
     /// Reads a text. The outer error: it holds more than the limits; the inner one: it is no JSON.
     pub fn read(text: &'a [u8]) -> Result<Result<Self, Error>, ApiError> {
+        Self::of_text(text, true)
+    }
+
+    /// The same for a text that stands in a request, as a value. Nothing in it is a list of token ids.
+    pub fn within<T: Deserialize<'a>>(text: &'a [u8]) -> Result<Result<T, Error>, ApiError> {
+        Ok(Self::of_text(text, false)?.and_then(T::deserialize))
+    }
+
+    fn of_text(text: &'a [u8], ids: bool) -> Result<Result<Self, Error>, ApiError> {
         work::add(text.len());
         let mut deserializer = serde_json::Deserializer::from_slice(text);
-        Self::within_limits(&mut deserializer).map(|read| {
+        Self::within_limits(&mut deserializer, ids).map(|read| {
             let json = read?;
             deserializer.end()?;
             Ok(json)
@@ -54,11 +64,14 @@ impl<'a> Json<'a> {
 
     /// The same for a value that is in memory.
     pub fn of_value(value: &'a serde_json::Value) -> Result<Self, ApiError> {
-        Self::within_limits(value)?.map_err(|error| ApiError::internal(error.to_string()))
+        Self::within_limits(value, true)?.map_err(|error| ApiError::internal(error.to_string()))
     }
 
-    fn within_limits<D: Deserializer<'a, Error = Error>>(from: D) -> Result<Result<Self, Error>, ApiError> {
-        let mut reader = ValueReader { depth: 0, values: 0, tokens: false, exceeded: None };
+    fn within_limits<D: Deserializer<'a, Error = Error>>(
+        from: D,
+        ids: bool,
+    ) -> Result<Result<Self, Error>, ApiError> {
+        let mut reader = ValueReader { depth: 0, values: 0, ids, tokens: false, exceeded: None };
         let json = reader.deserialize(from);
         match reader.exceeded {
             None => Ok(json),
@@ -122,6 +135,8 @@ impl<'a> Json<'a> {
 struct ValueReader {
     depth: usize,
     values: usize,
+    /// There may be lists of token ids.
+    ids: bool,
     /// Inside a field that may be a list of token ids, and of nothing but lists.
     tokens: bool,
     /// The limit that was met.
@@ -240,7 +255,7 @@ impl<'de> Visitor<'de> for &mut ValueReader {
                 return Err(self.exceed(format!("an object with more than {NAMES_MAX} names")));
             }
             self.count(1)?;
-            self.tokens = self.depth == 1 && TOKEN_LISTS.contains(&&*name);
+            self.tokens = self.ids && self.depth == 1 && TOKEN_LISTS.contains(&&*name);
             fields.push((name, map.next_value_seed(&mut *self)?));
         }
         self.tokens = outside;
@@ -384,6 +399,14 @@ mod tests {
         ] {
             assert!(refused(&body).is_some(), "{}", &body[..40]);
         }
+    }
+
+    #[test]
+    fn nothing_inside_of_a_text_of_a_request_is_a_token_id() {
+        let of = |count: usize| format!("{{\"tokens\":[{}]}}", vec!["1"; count].join(","));
+        let within = |text: &str| Json::within::<serde_json::Value>(text.as_bytes()).map(Result::unwrap);
+        assert_eq!(within(&of(3)).unwrap(), serde_json::json!({"tokens": [1, 1, 1]}));
+        assert_eq!(within(&of(VALUES_MAX)).unwrap_err().code, Some("too_complex"));
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! do not know, becomes `system`. [`for_template`] puts calls the way the model's template takes them.
 
 use folio_text::TemplateTools;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::context::RequestLimits;
@@ -143,11 +142,11 @@ pub fn for_template(messages: &mut Vec<Value>, template: &TemplateTools) -> Resu
                     continue;
                 }
                 // JSON inside of a string has the same limits.
-                let read = Json::read(text.as_bytes()).map_err(|error| ApiError {
+                let read = Json::within::<Map<String, Value>>(text.as_bytes()).map_err(|error| ApiError {
                     param: Some(format!("messages[{index}].tool_calls")),
                     ..error
                 })?;
-                if let Ok(object) = read.and_then(Map::<String, Value>::deserialize) {
+                if let Ok(object) = read {
                     *arguments = Value::Object(object);
                 }
             }

@@ -24,6 +24,10 @@ pub trait History {
     fn item(&self, response: &str, id: &str) -> Result<Option<Value>, ApiError>;
     /// What was thought, of what was sealed for the client to carry. `path` is where it stands in the request.
     fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError>;
+    /// Whether a response is stored that says nothing of it.
+    fn keeps(&self) -> bool {
+        true
+    }
 }
 
 /// The same for an id that never was, that is forgotten, and that is another's.

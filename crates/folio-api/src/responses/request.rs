@@ -70,7 +70,7 @@ impl ResponsesRequest {
         generation.bounds.thinking = repeated.reasoning(&mut fields, context, &mut kwargs)?;
         repeated.tools(&fields)?;
         let mut tools = tools::read(&mut fields, Dialect::Responses, limits, &mut |_, _| Ok(()))?;
-        let store = fields.take::<bool>("store")?.unwrap_or(true);
+        let store = fields.take::<bool>("store")?.unwrap_or(history.keeps());
         let background = fields.take::<bool>("background")?.unwrap_or(false);
         if background && !store {
             let message = "'background' needs 'store': its answer is asked for later.";

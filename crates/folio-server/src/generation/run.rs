@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::Response;
 use folio_api::ApiError;
 use folio_engine::handle::Rejected;
@@ -21,7 +21,7 @@ use crate::generation::Generator;
 use crate::generation::driver::{Delivered, Output, ResponseDriver, Whole};
 use crate::generation::job::{Job, PromptJob};
 use crate::http::caught;
-use crate::http::reply::{json_bytes, tell};
+use crate::http::reply::{json_counted, tell};
 use crate::http::stream::{self, Abort, Events};
 use crate::observability::traces::Requested;
 use crate::observability::why::{RequestKind, SubmittedRequest};
@@ -44,7 +44,7 @@ impl Generator {
             stream::response(events, abort.guard(), self.load.limits.keep_alive, form)
         } else {
             let whole = self.start(tenant, job, flight).await?.answer().await?;
-            json_bytes(Bytes::from_owner(whole))
+            json_counted(whole)
         };
         tell(&notes, response.headers_mut());
         Ok(response)

@@ -67,6 +67,9 @@ pub fn screen_conversation(
             rules.value(value, Keys::All, found);
         }
     });
+    if let Some(refused) = found.refused {
+        return Err(refused);
+    }
     let denied = found.denied.is_some();
     let subject = (safety.asks_first().is_some() && !denied).then(|| {
         let tools = conversation.tools.shown().unwrap_or_default();

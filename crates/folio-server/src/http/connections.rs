@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 
 use crate::http::rest;
+use crate::tenancy::unread::HeldBytes;
 
 /// See the module documentation.
 pub(crate) struct Connections {
@@ -183,11 +184,31 @@ impl Drop for Busy {
 pub(crate) struct HoldingBody<T> {
     inner: Body,
     _held: T,
+    bytes: Option<HeldBytes>,
 }
 
 impl<T> HoldingBody<T> {
     pub fn new(inner: Body, held: T) -> Self {
-        Self { inner, _held: held }
+        Self { inner, _held: held, bytes: None }
+    }
+}
+
+impl HoldingBody<()> {
+    /// The bytes of a body are held for as long as they are there.
+    pub fn counted(inner: Body, bytes: HeldBytes) -> Self {
+        Self { inner, _held: (), bytes: Some(bytes) }
+    }
+}
+
+/// The end of a body, which is here until it is written.
+struct CountedPiece {
+    piece: Bytes,
+    _bytes: HeldBytes,
+}
+
+impl AsRef<[u8]> for CountedPiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece
     }
 }
 
@@ -199,7 +220,13 @@ impl<T: Unpin> HttpBody for HoldingBody<T> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        // Whoever sends lets go of a body once it has taken its last piece, and that waits for its reader.
+        let Poll::Ready(Some(Ok(frame))) = polled else { return polled };
+        let last = self.inner.is_end_stream();
+        let Some(bytes) = self.bytes.take_if(|_| last) else { return Poll::Ready(Some(Ok(frame))) };
+        let counted = |piece| Bytes::from_owner(CountedPiece { piece, _bytes: bytes });
+        Poll::Ready(Some(Ok(frame.map_data(counted))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -45,6 +45,17 @@ pub fn json_response(json: String) -> Response<Body> {
     json_bytes(json.into())
 }
 
+/// Of an answer: whoever made it has counted its bytes, until they are read.
+#[derive(Clone, Copy)]
+pub(crate) struct AlreadyCounted;
+
+/// What counts itself among what is held for its tenant while it is there.
+pub(crate) fn json_counted(json: impl AsRef<[u8]> + Send + 'static) -> Response<Body> {
+    let mut response = json_bytes(Bytes::from_owner(json));
+    response.extensions_mut().insert(AlreadyCounted);
+    response
+}
+
 pub fn json_bytes(json: Bytes) -> Response<Body> {
     let mut response = Response::new(Body::from(json));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -11,6 +11,9 @@ use serde_json::value::RawValue;
 
 use super::keep_alive::of_field;
 
+/// Of how long a model is to stay, as JSON.
+const KEEP_ALIVE_BYTES: usize = 64;
+
 /// What a body asks for.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Asked {
@@ -19,6 +22,8 @@ pub(super) struct Asked {
     pub keep_alive: Option<Option<Duration>>,
     /// There is nothing to be answered: the model is to be loaded, or unloaded.
     pub nothing: bool,
+    /// The answer is not to be streamed.
+    pub whole: bool,
 }
 
 #[derive(Deserialize)]
@@ -35,6 +40,8 @@ struct AskedFields<'a> {
     prompt: Option<&'a RawValue>,
     #[serde(borrow)]
     background: Option<&'a RawValue>,
+    #[serde(borrow)]
+    stream: Option<&'a RawValue>,
 }
 
 impl Asked {
@@ -60,7 +67,9 @@ impl Asked {
             let why = "several models are served here, and one that nobody waits for may be unloaded; wait for the response, or stream it.";
             return Err(ApiError::unsupported("background", why));
         }
-        let keep_alive = fields.keep_alive.and_then(|value| serde_json::from_str(value.get()).ok());
+        // A number or a short text; nothing else is one.
+        let keep_alive = fields.keep_alive.filter(|value| value.get().len() <= KEEP_ALIVE_BYTES);
+        let keep_alive = keep_alive.and_then(|value| serde_json::from_str(value.get()).ok());
         let empty = |value: Option<&RawValue>| {
             value.is_none_or(|value| matches!(value.get(), "null" | "\"\"") || is_empty_list(value.get()))
         };
@@ -73,6 +82,7 @@ impl Asked {
             model,
             keep_alive: keep_alive.filter(|_| ollama).and_then(|value| of_field(&value)),
             nothing,
+            whole: fields.stream.is_some_and(|value| value.get() == "false"),
         })
     }
 }
@@ -118,9 +128,13 @@ mod tests {
     #[test]
     fn ollamas_requests_say_how_long_a_model_stays_and_whether_there_is_anything_to_answer() {
         let asked = read("/api/generate", r#"{"name": "m", "keep_alive": 0}"#);
-        assert_eq!(asked, Asked { model: "m".into(), keep_alive: Some(Some(Duration::ZERO)), nothing: true });
-        let asked = read("/api/chat", r#"{"model": "m", "messages": [ ], "keep_alive": "-1"}"#);
-        assert_eq!(asked, Asked { model: "m".into(), keep_alive: Some(None), nothing: true });
+        assert_eq!(
+            asked,
+            Asked { model: "m".into(), keep_alive: Some(Some(Duration::ZERO)), nothing: true, whole: false }
+        );
+        let asked =
+            read("/api/chat", r#"{"model": "m", "messages": [ ], "keep_alive": "-1", "stream": false}"#);
+        assert_eq!(asked, Asked { model: "m".into(), keep_alive: Some(None), nothing: true, whole: true });
         assert!(!read("/api/chat", r#"{"model": "m", "messages": [{}]}"#).nothing);
         assert!(!read("/api/generate", r#"{"model": "m", "prompt": "x"}"#).nothing);
         let asked = read("/v1/completions", r#"{"model": "m", "keep_alive": 0}"#);

@@ -66,17 +66,21 @@ impl Head {
     }
 }
 
+/// What the body asks for. A long one is read off the event loop.
+pub(super) async fn asked(state: &RouterState, path: &str, request: &JsonRequest) -> Result<Asked, ApiError> {
+    let JsonRequest { tenant, body, .. } = request;
+    if body.len() <= READ_AT_ONCE {
+        return Asked::read(path, body);
+    }
+    let (path, body) = (path.to_owned(), body.clone());
+    state.load.off_thread(tenant.id, body.len(), move || Asked::read(&path, &body)).await
+}
+
 pub(super) async fn by_body(State(state): State<RouterState>, head: Head, request: JsonRequest) -> Reply {
     let counted = state.load.in_flight.enter();
-    let JsonRequest { tenant, body, held: counted_bytes, .. } = request;
     let path = head.uri.path().to_owned();
-    let asked = match body.len() <= READ_AT_ONCE {
-        true => Asked::read(&path, &body)?,
-        false => {
-            let (path, body) = (path.clone(), body.clone());
-            state.load.off_thread(tenant.id, body.len(), move || Asked::read(&path, &body)).await?
-        }
-    };
+    let asked = asked(&state, &path, &request).await?;
+    let JsonRequest { tenant, body, held: counted_bytes, .. } = request;
     let model = state.catalog.find(&asked.model, path.starts_with("/api/"))?;
     let keep_alive = asked.keep_alive.filter(|_| state.keep_alive);
     if asked.nothing && keep_alive == Some(Some(Duration::ZERO)) {

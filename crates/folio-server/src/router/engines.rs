@@ -21,7 +21,7 @@ use crate::http::fresh_id;
 use super::config::{ModelProcess, RouterConfig};
 use super::process::{self, Launch};
 use super::processes::{
-    Life, NotGranted, Order, ProcessLimits, ProcessState, Processes, Told, WaitId, Wants,
+    Life, NotGranted, Order, ProcessLimits, ProcessState, ProcessStatus, Processes, WaitId, Wants,
 };
 
 /// Seconds after which to come again where it is not known better.
@@ -227,7 +227,7 @@ impl Engines {
         self.with(|inner, now| inner.processes.expire(model, now));
     }
 
-    pub fn told(&self, model: usize) -> (Told, StartCounts) {
+    pub fn told(&self, model: usize) -> (ProcessStatus, StartCounts) {
         let inner = self.inner.lock();
         (inner.processes.told(model), inner.counts[model])
     }

@@ -26,4 +26,4 @@ mod state;
 pub use config::{ModelProcess, RouterConfig};
 pub use figures::documented;
 pub use keep_alive::parse_keep_alive;
-pub use run::run_router;
+pub use run::{router_of, run_router};

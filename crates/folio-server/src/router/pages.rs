@@ -20,8 +20,7 @@ use crate::http::anthropic::is_meant;
 use crate::http::reply::{Reply, json_response};
 use crate::serve::admin_socket;
 
-use super::asked::Asked;
-use super::asking::{Head, by_query, first_known};
+use super::asking::{Head, asked, by_query, first_known};
 use super::engines::Held;
 use super::figures::{merged, own};
 use super::processes::ProcessState;
@@ -117,11 +116,10 @@ fn listed(state: &RouterState, name: &str, model: usize) -> Value {
 
 /// `POST /api/pull`: what there is is here.
 pub(super) async fn pull(State(state): State<RouterState>, head: Head, request: JsonRequest) -> Reply {
-    let asked = Asked::read(head.uri.path(), &request.body)?;
+    let asked = asked(&state, head.uri.path(), &request).await?;
     state.catalog.find(&asked.model, true)?;
-    let streamed = serde_json::from_slice::<Value>(&request.body).is_ok_and(|body| body["stream"] != false);
     let success = json!({"status": "success"});
-    if !streamed {
+    if asked.whole {
         return Ok(json_response(success.to_string()));
     }
     let mut response =
@@ -170,9 +168,9 @@ pub(super) async fn all_metrics(State(state): State<RouterState>, head: Head) ->
 async fn figures(state: &RouterState, ask: impl Fn(&Held) -> (Passing, PathBuf)) -> Response<Body> {
     let pages = of_each(state, ask).await;
     let pages = pages.iter().filter_map(|(_, page)| page.as_ref().filter(|(status, _)| *status == 200));
-    let own = own(&state.engines);
+    let (own, front) = (own(&state.engines), state.figures.render().unwrap_or_default());
     let pages = pages.filter_map(|(_, page)| std::str::from_utf8(page).ok());
-    let text = merged(pages.chain([&*own]));
+    let text = merged(pages.chain([&*own, &*front]));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 

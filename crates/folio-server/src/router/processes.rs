@@ -128,7 +128,7 @@ pub(super) struct Processes {
 
 /// What is told of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Told {
+pub(super) struct ProcessStatus {
     pub state: ProcessState,
     pub number: u64,
     pub busy: usize,
@@ -161,9 +161,9 @@ impl Processes {
         std::mem::take(&mut self.orders)
     }
 
-    pub fn told(&self, model: usize) -> Told {
+    pub fn told(&self, model: usize) -> ProcessStatus {
         let entry = &self.entries[model];
-        Told {
+        ProcessStatus {
             state: entry.state,
             number: entry.number,
             busy: entry.busy,

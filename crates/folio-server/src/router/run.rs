@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::server::graceful::GracefulShutdown;
-use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -15,14 +14,15 @@ use crate::http::tls::Tls;
 use crate::listening::{Front, ListeningSocket, bind};
 use crate::load::Load;
 use crate::observability::audit::Audit;
-use crate::serve::{Addresses, CLOSING, ENDING, look_at_files, runtime, signals};
+use crate::observability::metrics::FrontFigures;
+use crate::serve::{Addresses, CLOSING, ENDING, look_at_files, measure_lag, runtime, signals};
 use crate::threads::{FILES, NOBODY, SINGLE};
 
 use super::catalog::Catalog;
 use super::config::RouterConfig;
 use super::engines::Engines;
 use super::routes;
-use super::state::{Parts, RouterState};
+use super::state::{RouterParts, RouterState};
 
 /// How often tenants are looked for that are no more.
 const FORGOTTEN_EVERY: Duration = Duration::from_secs(60);
@@ -41,18 +41,14 @@ pub fn run_router(
     result
 }
 
-async fn serve(
-    config: ServerConfig,
-    router: RouterConfig,
-    ready: impl FnOnce(Addresses),
-) -> Result<(), ServerError> {
-    let tls = config.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
-    let engines = Engines::new(&router, config.drain_timeout)?;
-    let state = RouterState::new(Parts {
-        load: Arc::new(Load::new(config.limits.clone(), Counter::default())),
+fn state(config: &ServerConfig, router: RouterConfig) -> Result<RouterState, ServerError> {
+    let figures = FrontFigures::default();
+    Ok(RouterState::new(RouterParts {
+        load: Arc::new(Load::new(config.limits.clone(), figures.panics.clone())),
+        figures,
         tenants: Arc::new(config.key_ring()?),
         catalog: Arc::new(Catalog::new(&router.models)?),
-        engines: engines.clone(),
+        engines: Engines::new(&router, config.drain_timeout)?,
         audit: config.audit_file.as_deref().map(Audit::open).transpose()?,
         version: router.version,
         // Where keys are asked for nobody decides how long a model stays that others use, too.
@@ -60,7 +56,22 @@ async fn serve(
             && config.tenants.tenants.is_empty()
             && config.key_file.is_none(),
         created_s: folio_api::unix_s(),
-    });
+    }))
+}
+
+/// What clients reach, without a socket; time does not pass for its models.
+pub fn router_of(config: &ServerConfig, router: RouterConfig) -> Result<axum::Router, ServerError> {
+    Ok(routes::serving(&state(config, router)?, config.metrics_on_admin))
+}
+
+async fn serve(
+    config: ServerConfig,
+    router: RouterConfig,
+    ready: impl FnOnce(Addresses),
+) -> Result<(), ServerError> {
+    let tls = config.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
+    let state = state(&config, router)?;
+    let engines = state.engines.clone();
     let mut signals = signals().map_err(ServerError::Signals)?;
     let serving = bind(config.listen).await?;
     let admin = match &config.admin {
@@ -82,6 +93,7 @@ async fn serve(
     }
     let clock = tokio::spawn(engines.clone().keep_time());
     let forgetting = tokio::spawn(forget_tenants(state.clone()));
+    let lag = tokio::spawn(measure_lag(state.figures.lag.clone()));
     let (clients, operators) = (routes::serving(&state, config.metrics_on_admin), routes::admin(&state));
     let front = Front { load: state.load.clone(), open: Gauge::default(), tls };
     let graceful = GracefulShutdown::new();
@@ -111,6 +123,7 @@ async fn serve(
     }
     clock.abort();
     forgetting.abort();
+    lag.abort();
     Ok(())
 }
 
@@ -132,5 +145,32 @@ async fn drain(state: &RouterState, patience: Duration, signals: &mut mpsc::Rece
         () = state.load.in_flight.idle() => true,
         () = tokio::time::sleep(patience) => false,
         _ = signals.recv() => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arrival::RequestLog;
+
+    #[test]
+    fn what_failed_here_is_counted_and_so_is_how_late_the_event_loop_comes() {
+        let models = RouterConfig {
+            models: Vec::new(),
+            program: "folio".into(),
+            configuration: "".into(),
+            memory_bytes: 1,
+            start_timeout: Duration::ZERO,
+            wait_timeout: Duration::ZERO,
+            waiting: 1,
+            version: "1",
+        };
+        let state = state(&ServerConfig::default(), models).unwrap();
+        state.panicked();
+        state.figures.lag.observe(0.001);
+        let page = state.figures.render().unwrap();
+        for line in ["folio:panics_total 1", "folio:event_loop_lag_seconds_count 1"] {
+            assert!(page.lines().any(|told| told == line), "{line} in {page}");
+        }
     }
 }

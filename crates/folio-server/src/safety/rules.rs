@@ -9,7 +9,9 @@
 
 use std::collections::BTreeSet;
 
+use folio_api::ApiError;
 use folio_api::events::TokenLogprobs;
+use folio_api::fields::Json;
 use folio_text::Tokenizer;
 use serde_json::Value;
 
@@ -36,6 +38,10 @@ pub struct Found {
     pub redacted: BTreeSet<usize>,
     /// The rule that denied it.
     pub denied: Option<usize>,
+    /// How often something was replaced.
+    replaced: usize,
+    /// It is not to be read whole.
+    pub refused: Option<ApiError>,
 }
 
 /// Names and ids; what they are is decided by whoever sent them, and something else depends on them.
@@ -87,6 +93,7 @@ impl SafetyRules {
                 false => merge(&mut replaced, hit),
             }
         }
+        found.replaced += replaced.len();
         for hit in replaced.iter().rev() {
             found.redacted.insert(hit.rule);
             let range = hit.range.start as usize..hit.range.end as usize;
@@ -128,13 +135,19 @@ impl SafetyRules {
         found.denied = found.denied.or_else(|| self.first_in(text));
     }
 
-    /// JSON as text: its strings are read as what they stand for, and it stays as it is where nothing is replaced.
+    /// JSON as text, within the limits of a request's: its strings are read as what they stand for, and it stays as it is where nothing is
+    /// replaced.
     fn arguments(&self, text: &mut String, found: &mut Found) {
-        let Ok(mut value) = serde_json::from_str::<Value>(text) else { return self.text(text, found) };
-        let before = value.clone();
-        self.value(&mut value, Keys::All, found);
-        if value != before {
-            *text = value.to_string();
+        match Json::within::<Value>(text.as_bytes()) {
+            Err(refused) => found.refused = Some(refused),
+            Ok(Err(_)) => {}
+            Ok(Ok(mut value)) => {
+                let before = found.replaced;
+                self.value(&mut value, Keys::All, found);
+                if found.replaced > before {
+                    *text = value.to_string();
+                }
+            }
         }
         // What the strings are not: numbers, and whatever reaches from one value into the next.
         self.text(text, found);

@@ -73,12 +73,6 @@ pub struct Wait<K: Ord + Clone> {
     receiver: oneshot::Receiver<Turn<K>>,
 }
 
-impl<K: Ord + Clone> Turn<K> {
-    pub fn is_large(&self) -> bool {
-        self.large
-    }
-}
-
 impl<K: Ord + Clone> FairQueue<K> {
     /// `turns` at once; `waiting_max` in line.
     pub fn new(turns: usize, waiting_max: usize) -> Self {

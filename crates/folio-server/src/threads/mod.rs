@@ -27,7 +27,11 @@ const LARGE_NICE: i32 = 10;
 pub const NOBODY: TenantId = TenantId(u32::MAX);
 
 /// Threads of one kind.
-pub struct Pool(FairQueue<TenantId>);
+pub struct Pool {
+    queue: FairQueue<TenantId>,
+    /// A piece that costs more has a thread of its own.
+    large: usize,
+}
 
 /// The work was not done to its end: it panicked, or the process ends.
 #[derive(Debug)]
@@ -36,12 +40,17 @@ pub struct WorkLost;
 impl Pool {
     /// So many pieces at once, and so many in line.
     pub fn new(threads: usize, waiting: usize) -> Self {
-        Self(FairQueue::new(threads, waiting))
+        Self { queue: FairQueue::new(threads, waiting), large: fair_queue::LARGE as usize }
+    }
+
+    /// Only pieces that cost more have a thread of their own.
+    pub fn with_large(self, large: usize) -> Self {
+        Self { large, ..self }
     }
 
     /// Pieces in line.
     pub fn waiting(&self) -> usize {
-        self.0.waiting()
+        self.queue.waiting()
     }
 
     /// Does a piece of a tenant's work when it is its turn, unless the line is full. `cost`: about how many bytes are worked on.
@@ -51,8 +60,8 @@ impl Pool {
         cost: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Result<T, WorkLost>, Full> {
-        let turn = self.0.turn(&tenant, cost as u64).await?;
-        Ok(in_turn(turn, work).await)
+        let turn = self.queue.turn(&tenant, cost as u64).await?;
+        Ok(in_turn(turn, cost > self.large, work).await)
     }
 
     /// The same for what was let in before: it waits where the line is full. So there are never more than requests that were let in.
@@ -62,18 +71,18 @@ impl Pool {
         cost: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, WorkLost> {
-        let turn = self.0.turn_of_admitted(&tenant, cost as u64).await;
-        in_turn(turn.map_err(|_| WorkLost)?, work).await
+        let turn = self.queue.turn_of_admitted(&tenant, cost as u64).await;
+        in_turn(turn.map_err(|_| WorkLost)?, cost > self.large, work).await
     }
 }
 
 /// Begins the work at once, so that who waits for it holds nothing of it.
 fn in_turn<T: Send + 'static>(
     turn: Turn<TenantId>,
+    is_large: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = Result<T, WorkLost>> {
     let (done, result) = tokio::sync::oneshot::channel();
-    let is_large = turn.is_large();
     let work = move || {
         let result = work();
         // Held until the work is done, even when nobody waits for it any more, and given back before anybody hears of it.

@@ -1,11 +1,13 @@
 //! A server without a socket, around an engine that says what it is told to, one step at a time.
 #![allow(dead_code)]
 
+pub mod room;
 pub mod targets;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -18,7 +20,10 @@ use folio_engine::{
     TierStats,
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
-use folio_server::{App, Engine, ModelFacts, Parsers, SamplingDefaults, Server, ServerConfig, WeightFacts};
+use folio_server::{
+    App, Engine, ModelFacts, ModelProcess, Parsers, RouterConfig, SamplingDefaults, Server, ServerConfig,
+    WeightFacts, router_of,
+};
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat, work};
 use serde_json::{Value, json};
@@ -476,10 +481,41 @@ pub fn tool_app(engine: Arc<dyn Engine>, context_length: u32) -> App {
     App { template: Some(Arc::new(tool_template())), parsers, model, ..app(engine) }
 }
 
+/// The one model of a server of several.
+pub const SEVERAL: &str = "one-of-several";
+
+pub fn several() -> RouterConfig {
+    let model = ModelProcess {
+        names: vec![SEVERAL.into()],
+        adapters: Vec::new(),
+        need_bytes: 1,
+        weight_bytes: 1,
+        on_gpu: false,
+        family: "qwen3".into(),
+        parameters: 1,
+        format: "bf16".into(),
+        context_length: 256,
+        digest: "0".into(),
+        keep_alive: None,
+        arguments: Vec::new(),
+    };
+    RouterConfig {
+        models: vec![model],
+        program: "/nowhere/to/be/found".into(),
+        configuration: "".into(),
+        memory_bytes: 1,
+        start_timeout: Duration::from_secs(1),
+        wait_timeout: Duration::from_secs(1),
+        waiting: 2,
+        version: "1.2.3",
+    }
+}
+
 /// Sends requests to a router.
 #[derive(Clone)]
 pub struct Client {
-    server: Arc<Server>,
+    /// None: of a router of several models.
+    server: Option<Arc<Server>>,
     router: Router,
     key: Option<String>,
 }
@@ -534,11 +570,20 @@ impl Client {
     }
 
     pub fn of(server: Server) -> Self {
-        Self { router: server.router(), server: Arc::new(server), key: None }
+        Self { router: server.router(), server: Some(Arc::new(server)), key: None }
+    }
+
+    /// Of a server of several models, of which there is one ([`SEVERAL`]), which does not start.
+    pub fn several(config: &ServerConfig) -> Self {
+        Self { router: router_of(config, several()).unwrap(), server: None, key: None }
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().expect("a server of one model")
     }
 
     pub fn save_usage(&self) {
-        self.server.save_usage();
+        self.server().save_usage();
     }
 
     pub fn key(&self, key: &str) -> Self {
@@ -547,7 +592,7 @@ impl Client {
 
     /// On the second listener.
     pub fn admin(&self, key: &str) -> Self {
-        Self { router: self.server.admin_router(), ..self.key(key) }
+        Self { router: self.server().admin_router(), ..self.key(key) }
     }
 
     pub async fn send(&self, request: HttpRequest<Body>) -> Response<Body> {

@@ -47,6 +47,8 @@ pub struct Target {
     client: Client,
     /// Of an engine with a cache.
     caching: Client,
+    /// Of several models.
+    several: Client,
 }
 
 impl Target {
@@ -62,12 +64,16 @@ impl Target {
             SchedulerConfig { max_model_len: 256, max_num_batched_tokens: 64, ..Default::default() };
         let _runtime = runtime.enter();
         let (client, caching) = (client(engine.clone()), client(Arc::new(modelled(scheduler, 64, 1 << 20))));
+        let several = Client::several(&ServerConfig::default());
         drop(_runtime);
-        Self { runtime, engine, client, caching }
+        Self { runtime, engine, client, caching, several }
     }
 
     fn send(&self, what: &str, request: Request<Body>) -> Reply {
-        let client = if what.starts_with("/v1/cache") { &self.caching } else { &self.client };
+        self.send_to(if what.starts_with("/v1/cache") { &self.caching } else { &self.client }, what, request)
+    }
+
+    fn send_to(&self, client: &Client, what: &str, request: Request<Body>) -> Reply {
         let answered = self.runtime.block_on(async {
             tokio::time::timeout(PATIENCE, async { reply(client.send(request).await).await }).await
         });
@@ -79,15 +85,17 @@ impl Target {
     /// An answer, or an error that says what is wrong: in the API's shape, in no more bytes than a person reads.
     fn judge(&self, what: &str, request: Request<Body>) -> Reply {
         let reply = self.send(what, request);
-        let status = reply.status.as_u16();
-        assert!(status < 500, "{what}: {status} {}", reply.text);
-        if !reply.status.is_success() {
-            let error = reply.error();
-            let said = error["message"].as_str().is_some_and(|message| message.len() > 5);
-            assert!(said, "{what}: {}", reply.text);
-            assert!(reply.text.len() < 4096, "{what}: an error of {} bytes", reply.text.len());
-        }
-        reply
+        assert!(reply.status.as_u16() < 500, "{what}: {} {}", reply.status, reply.text);
+        said(what, reply)
+    }
+
+    /// The same of a router: which model it is for is read, or the error says what is wrong. Its one model does not start.
+    pub fn router(&self, data: &[u8]) {
+        let Some((route, body)) = data.split_first() else { return };
+        let route = ROUTES[usize::from(route.wrapping_sub(b'a')) % ROUTES.len()];
+        let reply = self.send_to(&self.several, route, self.several.request("POST", route, body.to_vec()));
+        assert!(reply.status != 500, "{route}: {}", reply.text);
+        said(route, reply);
     }
 
     /// The first byte is the route (`a`: the first), the others are the body.
@@ -253,6 +261,17 @@ impl Target {
         let streamed = lines.iter().flat_map(calls).map(plain).collect::<Vec<_>>();
         assert_eq!(streamed, calls(&whole).into_iter().map(plain).collect::<Vec<_>>());
     }
+}
+
+/// An error says what is wrong, and no more than a person reads.
+fn said(what: &str, reply: Reply) -> Reply {
+    if !reply.status.is_success() {
+        let error = reply.error();
+        let said = error["message"].as_str().is_some_and(|message| message.len() > 5);
+        assert!(said, "{what}: {}", reply.text);
+        assert!(reply.text.len() < 4096, "{what}: an error of {} bytes", reply.text.len());
+    }
+    reply
 }
 
 /// The JSON of every event; the text is frames and nothing else, by the rules of the standard (lines end with LF, CR LF or CR, as a

@@ -370,6 +370,47 @@ async fn short_requests_for_long_conversations_delay_nobody_else() {
     }
 }
 
+/// What is kept once may be asked for by as many as there are connections, and each is told all of it.
+#[tokio::test]
+async fn what_is_kept_is_told_to_those_who_do_not_read_it_within_half_of_the_room() {
+    const ROOM: usize = 40 << 20;
+    let served = served(Limits { in_flight_bytes: ROOM, ..Limits::default() }, json!({})).await;
+    let address = served.address;
+    // More than sockets take, and six times as long as it is in tokens.
+    let long = json!({"input": "\u{1}".repeat(1_200_000), "max_output_tokens": 1}).to_string();
+    let (status, text) = ask(address, "/v1/responses", "bad", &long).await;
+    assert_eq!(status, 200);
+    let at = text.find("resp_").unwrap();
+    let id = text[at..at + 37].to_owned();
+    let begin = async |path: &str| {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let asked = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer bad\r\n\r\n");
+        socket.write_all(asked.as_bytes()).await.unwrap();
+        let mut begin = [0; 12];
+        socket.read_exact(&mut begin).await.unwrap();
+        (socket, String::from_utf8_lossy(&begin).into_owned())
+    };
+    let path = format!("/v1/responses/{id}/input_items");
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        open.push(begin(&path).await);
+    }
+    let answered = open.iter().filter(|(_, begin)| begin.ends_with("200")).count();
+    assert!((1..=2).contains(&answered), "{answered} answers of 7 MB in a room of {ROOM}");
+    assert!(open.iter().all(|(_, begin)| begin.ends_with("200") || begin.ends_with("429")), "{open:?}");
+    let held = metric(address, "folio:in_flight_bytes").await;
+    assert!(held > (answered * 7_200_000) as f64 && held <= (ROOM / 2) as f64, "{held} of {ROOM}");
+    victim(address, 3).await;
+    drop(open);
+    let mut tries = 0;
+    while metric(address, "folio:in_flight_bytes").await > 0.0 {
+        tries += 1;
+        assert!(tries < 1000, "what was held is given back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(begin(&path).await.1.ends_with("200"));
+}
+
 /// An item that is kept once may be named four thousand times.
 #[tokio::test]
 async fn what_a_request_names_of_what_is_kept_is_bounded() {

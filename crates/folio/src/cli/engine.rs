@@ -48,7 +48,7 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_MAX_PINNED_SHARE", value_name = "0..1", default_value_t = 0.25, value_parser = pinned_share)]
     pub max_pinned_share: f64,
 
-    /// Share of the KV cache that one tenant may pin [default: --max-pinned-share]
+    /// Share of the KV cache that one tenant may pin [default: half of --max-pinned-share]
     #[arg(long, env = "FOLIO_MAX_PINNED_SHARE_PER_TENANT", value_name = "0..1", value_parser = pinned_share)]
     pub max_pinned_share_per_tenant: Option<f64>,
 

@@ -17,7 +17,6 @@ use axum::body::Bytes;
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
 use crate::arrival::{Arrival, Flight};
@@ -437,7 +436,7 @@ impl BatchRun {
                 Err(error) => Err(ApiError::internal(format!("the line cannot be read: {error}"))),
                 Ok(line) => {
                     ran.custom_id = line.custom_id;
-                    self.answer(&ran.request_id, &line.body, &mut held).await
+                    self.answer(&ran.request_id, line.body, &mut held).await
                 }
             };
             match answer {
@@ -459,7 +458,7 @@ impl BatchRun {
     async fn answer(
         &self,
         request_id: &str,
-        body: &RawValue,
+        body: Box<RawValue>,
         held: &mut Option<LineTurn>,
     ) -> Result<String, ApiError> {
         let Runner { generator, responses: store, .. } = &*self.runner;
@@ -473,7 +472,7 @@ impl BatchRun {
             generation.behind = CLASS;
             generation.priority = PRIORITY + generation.priority.clamp(-PRIORITY_SPAN, PRIORITY_SPAN);
         };
-        let body = Bytes::copy_from_slice(body.get().as_bytes());
+        let body = Bytes::from(Box::<str>::from(body).into_string());
         if self.endpoint == Endpoint::Embeddings {
             let line = RunningLine { job: self, held };
             let read = folio_api::openai::embeddings::read;
@@ -482,7 +481,6 @@ impl BatchRun {
                     .await?;
             return Ok(answer.json);
         }
-        let body = if self.endpoint == Endpoint::Responses { not_stored(&body)?.into() } else { body };
         let arrival = Arrival::of_line(tenant.clone(), request_id.to_owned(), body);
         let (endpoint, store) = (self.endpoint, store.clone());
         let prepare = move |inputs: &InputProcessor, arrival: &Arrival| match endpoint {
@@ -522,14 +520,6 @@ fn again(error: &ApiError) -> Option<Duration> {
     passes.then(|| Duration::from_secs(error.retry_after_s.unwrap_or(1).clamp(1, AGAIN_S_MAX).into()))
 }
 
-/// A response that says nothing of being stored is not: a batch would drive out those that clients go on from.
-fn not_stored(body: &[u8]) -> Result<Vec<u8>, ApiError> {
-    let mut fields: Map<String, Value> =
-        serde_json::from_slice(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    fields.entry("store").or_insert(Value::Bool(false));
-    Ok(Value::Object(fields).to_string().into_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -541,16 +531,5 @@ mod tests {
         for last in [ApiError::invalid("n", "too many"), ApiError::internal("lost"), ApiError::deadline()] {
             assert_eq!(again(&last), None);
         }
-    }
-
-    #[test]
-    fn a_response_is_stored_only_where_its_line_says_so() {
-        let stored = |body: &[u8]| {
-            let body: Value = serde_json::from_slice(&not_stored(body).unwrap()).unwrap();
-            body["store"].clone()
-        };
-        assert_eq!(stored(br#"{"input": "x"}"#), false);
-        assert_eq!(stored(br#"{"input": "x", "store": true}"#), true);
-        assert!(not_stored(b"[]").is_err());
     }
 }

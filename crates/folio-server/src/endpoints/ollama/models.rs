@@ -34,7 +34,7 @@ pub async fn ps(State(served): Shared<Served>) -> Response<Body> {
 }
 
 fn listed(served: &Served, more: impl Fn(&mut Map<String, Value>)) -> Response<Body> {
-    let digest: String = served.model.model_digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex::encode(served.model.model_digest);
     let describe = |name: &String| {
         let name = ollama::tagged(name);
         let mut model = Map::from_iter([

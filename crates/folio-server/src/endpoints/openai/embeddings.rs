@@ -31,7 +31,7 @@ use crate::generation::retention::ranges;
 use crate::generation::screening::screen_input;
 use crate::generation::tokenizing::encode;
 use crate::http::Shared;
-use crate::http::reply::{Reply, json_bytes, tell};
+use crate::http::reply::{Reply, json_counted, tell};
 use crate::tenancy::gate::AdmittedRequest;
 use crate::tenancy::tenant::Tenant;
 use crate::threads::WorkLost;
@@ -78,7 +78,7 @@ pub(crate) async fn reply(generator: Arc<Generator>, request: JsonRequest, read:
     let JsonRequest { tenant, id, body, held: _held, entry } = request;
     let _counted = generator.load.in_flight.enter();
     let (answer, notes) = answer(&generator, &tenant, (&id, body, entry), (read, |_| ()), Connected).await?;
-    let mut response = json_bytes(Bytes::from_owner(answer));
+    let mut response = json_counted(answer);
     tell(&notes, response.headers_mut());
     Ok(response)
 }

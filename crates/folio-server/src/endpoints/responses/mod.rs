@@ -58,6 +58,7 @@ struct TenantHistory<'a> {
     store: &'a ResponseStore,
     asker: &'a Arrival,
     sealer: &'a Sealer,
+    keeps: bool,
 }
 
 impl History for TenantHistory<'_> {
@@ -76,19 +77,25 @@ impl History for TenantHistory<'_> {
         Ok(Some(item.clone()))
     }
 
+    fn keeps(&self) -> bool {
+        self.keeps
+    }
+
     fn unseal(&self, sealed: &str, path: &str) -> Result<String, ApiError> {
         self.sealer.open(sealed, path)
     }
 }
 
+/// `keeps`: what says nothing of being stored is.
 fn prepare(
     inputs: &InputProcessor,
     store: &Arc<ResponseStore>,
     arrival: &Arrival,
+    keeps: bool,
 ) -> Result<Prepared, ApiError> {
     let tenant = arrival.tenant.id;
     let sealer = Sealer::new(&inputs.served.model.model_digest, &arrival.tenant)?;
-    let own = TenantHistory { store, asker: arrival, sealer: &sealer };
+    let own = TenantHistory { store, asker: arrival, sealer: &sealer, keeps };
     // Not the request's id, which clients may choose and repeat.
     let id = format!("resp_{}", fresh_id());
     let read = responses::ResponsesRequest::read(&arrival.body, &inputs.served.context, &own, &id)?;
@@ -142,7 +149,7 @@ pub async fn create(
     let arrival = Arrival::new(request);
     let tenant = arrival.tenant.clone();
     let shared = store.clone();
-    let prepare = move |inputs: &InputProcessor, arrival: &Arrival| prepare(inputs, &shared, arrival);
+    let prepare = move |inputs: &InputProcessor, arrival: &Arrival| prepare(inputs, &shared, arrival, true);
     let Prepared { job, background } = prepared(&generator, arrival, prepare).await?;
     let Some(Background { id, record }) = background else {
         return Ok(generator.run(&tenant, job, flight).await?);
@@ -231,13 +238,14 @@ async fn write_log(
     log.close();
 }
 
-/// The job of a request whose answer is waited for, whole.
+/// The job of a request whose answer is waited for, whole. It is stored only where it says so: a batch would drive out those that clients go
+/// on from.
 pub fn prepare_whole(
     inputs: &InputProcessor,
     store: &Arc<ResponseStore>,
     arrival: &Arrival,
 ) -> Result<Job, ApiError> {
-    let Prepared { job, background } = prepare(inputs, store, arrival)?;
+    let Prepared { job, background } = prepare(inputs, store, arrival, false)?;
     match background {
         Some(_) => Err(ApiError::unsupported("background", "a line of a batch is in the background anyway")),
         None => Ok(job),

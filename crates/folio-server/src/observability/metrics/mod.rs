@@ -110,7 +110,8 @@ pub struct Metrics {
     /// Set before a page is written.
     pub in_flight_bytes: Gauge,
     pub text_waiting: Gauge,
-    lag: Histogram,
+    /// How much later than it wanted the event loop came, in seconds.
+    pub lag: Histogram,
     pub panics: Counter,
     /// What is said of each tenant, where that was asked for: not for strangers.
     by_tenant: Option<Registry>,
@@ -185,6 +186,32 @@ impl Registered<'_> {
         let Documented { help, .. } = found.unwrap_or_else(|| unreachable!("{name} is not documented"));
         self.0.register(name.strip_suffix("_total").unwrap_or(name), *help, metric.clone());
         metric
+    }
+}
+
+/// What a server that computes nothing counts of itself.
+pub(crate) struct FrontFigures {
+    registry: Registry,
+    pub lag: Histogram,
+    pub panics: Counter,
+}
+
+impl Default for FrontFigures {
+    fn default() -> Self {
+        let mut registry = Registry::default();
+        let metrics = &mut Registered(&mut registry);
+        let lag = metrics.histogram("folio:event_loop_lag_seconds", OVERHEAD_S);
+        let panics = metrics.plain("folio:panics_total");
+        Self { registry, lag, panics }
+    }
+}
+
+impl FrontFigures {
+    /// In Prometheus' classic text.
+    pub fn render(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(classic(&text))
     }
 }
 
@@ -292,11 +319,6 @@ impl Metrics {
     /// A request took this much longer than it was in the engine.
     pub fn overhead(&self, time: Duration) {
         self.overhead.observe(time.as_secs_f64());
-    }
-
-    /// The event loop came so much later than it wanted.
-    pub fn lag(&self, late: Duration) {
-        self.lag.observe(late.as_secs_f64());
     }
 
     /// A request was not handled to its end.
