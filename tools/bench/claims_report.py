@@ -3,10 +3,10 @@
 
     python3 tools/bench/claims_report.py                                             writes both
     python3 tools/bench/claims_report.py --check                                     says what is not up to date, and fails; for CI
-    python3 tools/bench/claims_report.py --folio target/release/folio [MODEL ...]    measures, keeps the raw results and writes both
+    python3 tools/bench/claims_report.py --folio target/release/folio [MODEL ...] [-- FLAGS]    measures, keeps the raw results and writes both
 
 A result is what `folio bench claims MODEL --json` prints, with the machine and the version, in results/claims/DATE-MODEL.json; of a model the newest file counts, by its
-name. Other flags are those of `folio bench claims`. Measure on a machine that does nothing else. Standard library only, and the same results give the same bytes. A line
+name. FLAGS are of `folio bench claims`. Measure on a machine that does nothing else. Standard library only, and the same results give the same bytes. A line
 `{{name}}` of the prose is replaced by what `name` below makes.
 """
 
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 from common import folio_version, machine, now, save
 from plots import GRID, INK, OURS, THEIRS, Log, Svg
@@ -134,7 +135,8 @@ def main():
     parser.add_argument("models", nargs="*", default=["demo"])
     parser.add_argument("--folio", help="measure with this binary first")
     parser.add_argument("--check", action="store_true")
-    args, flags = parser.parse_known_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, flags = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1:]
     for model in args.models if args.folio else []:
         print(measure(args.folio, model, flags))
     results = read()
