@@ -8,6 +8,8 @@ import pytest
 from folio_server import Server
 from openai import OpenAI
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from test_disk_kv import ask
+from test_host_kv import HOST
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -81,6 +83,32 @@ def test_a_request_is_a_span_of_its_callers_trace(collector):
     assert abs(whole.end_time_unix_nano / 1e9 - time.time()) < 60
     (other,) = (span for span in Collector.spans if span.name == "chat folio-demo" and span.trace_id.hex() != TRACE)
     assert not other.parent_span_id
+
+
+def test_loads_and_preemptions_are_spans(collector):
+    """A cache with room for three prompts, and memory beside it; two answers that outgrow the cache together."""
+    endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
+    server = Server("--otlp-traces-endpoint", endpoint, *HOST, "--speculate", "off")
+    for number in [*range(8), 0, 1]:
+        ask(server, number)
+    end = time.monotonic() + 60
+    while not server.metric("folio:preemptions_total", mode="tier") + server.metric("folio:preemptions_total", mode="recompute"):
+        assert time.monotonic() < end, server.get("/metrics")
+        both = [threading.Thread(target=ask, args=(server, number, "none", 400)) for number in range(2)]
+        [thread.start() for thread in both]
+        [thread.join() for thread in both]
+    assert server.stop() == 0
+    wholes = {span.span_id: span for span in Collector.spans if span.name == "text_completion folio-demo"}
+    for name in ("tier_load", "preempted"):
+        found = [span for span in Collector.spans if span.name == name]
+        assert found, name
+        for span in found:
+            whole = wholes[span.parent_span_id]
+            assert span.trace_id == whole.trace_id and span.start_time_unix_nano <= span.end_time_unix_nano
+            assert whole.start_time_unix_nano <= span.start_time_unix_nano
+            assert span.end_time_unix_nano <= whole.end_time_unix_nano
+    loads = [attributes(span) for span in Collector.spans if span.name == "tier_load"]
+    assert all(load == {"folio.tier": "host", "folio.verified": True} for load in loads), loads
 
 
 def test_a_collector_that_is_not_there_is_only_counted():

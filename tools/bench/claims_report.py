@@ -1,26 +1,35 @@
 #!/usr/bin/env python3
 """Makes docs/claims.md and docs/claims.svg from the raw results in results/claims/ and the prose in claims.in.md.
 
-    python3 tools/bench/claims_report.py           writes both
-    python3 tools/bench/claims_report.py --check   says what is not up to date, and fails; for CI
+    python3 tools/bench/claims_report.py                                             writes both
+    python3 tools/bench/claims_report.py --check                                     says what is not up to date, and fails; for CI
+    python3 tools/bench/claims_report.py --folio target/release/folio [MODEL ...] [-- FLAGS]    measures, keeps the raw results and writes both
 
-A result is what `folio bench claims --json` prints; of a model the newest file counts, by its name, which begins with the date. Standard library only, and the
-same results give the same bytes. A line `{{name}}` of the prose is replaced by what `name` below makes.
+A result is what `folio bench claims MODEL --json` prints, with the machine and the version, in results/claims/DATE-MODEL.json; of a model the newest file counts, by its
+name. FLAGS are of `folio bench claims`. Measure on a machine that does nothing else. Standard library only, and the same results give the same bytes. A line
+`{{name}}` of the prose is replaced by what `name` below makes.
 """
+
+import argparse
+import datetime
 
 import glob
 import json
 import os
 import re
+import subprocess
+import sys
 
+from common import folio_version, machine, now, save
 from plots import GRID, INK, OURS, THEIRS, Log, Svg
 from report import publish, table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+RESULTS = os.path.join(HERE, "results", "claims")
 MARKS = ("circle", "square", "triangle")
 
 
-def read(folder=os.path.join(HERE, "results", "claims")):
+def read(folder=RESULTS):
     """The newest result of each model."""
     found = {}
     for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
@@ -28,6 +37,19 @@ def read(folder=os.path.join(HERE, "results", "claims")):
             data = json.load(file)
         found[data["model"]] = (os.path.basename(path), data)
     return found
+
+
+def measure(folio, model, flags, folder=RESULTS):
+    """The file that has what came of it."""
+    before = os.getloadavg()
+    text = subprocess.run([folio, "bench", "claims", model, "--json", *flags], check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(text)
+    # A folder's place is nobody's business.
+    name = found["model"] = os.path.basename(found["model"].rstrip("/"))
+    told = {"measured": now(), "folio": folio_version(folio), "machine": machine(), "load_average": [before, os.getloadavg()], "flags": flags}
+    path = os.path.join(folder, f"{datetime.date.today()}-{name}.json")
+    save(path, {**told, **found})
+    return path
 
 
 def label(figure):
@@ -109,6 +131,14 @@ def page(results):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["demo"])
+    parser.add_argument("--folio", help="measure with this binary first")
+    parser.add_argument("--check", action="store_true")
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, flags = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1:]
+    for model in args.models if args.folio else []:
+        print(measure(args.folio, model, flags))
     results = read()
     publish({"claims.md": page(results), "claims.svg": curve(results)})
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use folio_kv::RetentionRange;
-use folio_kv::{BlockHashes, KeepRefused, PrefixInfo, Root, TenantId};
+use folio_kv::{BlockHashes, KeepRefused, PrefixInfo, Root, TenantId, TierId};
 pub use folio_model::Pooling;
 pub use folio_model::adapter::Adapter;
 
@@ -240,6 +240,20 @@ const _: () = assert!(size_of::<Event>() <= 48);
 /// Preemptions of a sequence whose times are told: more than there are by default ([`crate::SchedulerConfig::max_preemptions`]).
 pub const PAUSES_MAX: usize = 4;
 
+/// Loads of a sequence whose times are told.
+pub const LOADS_MAX: usize = 4;
+
+/// A load from a tier, from its order to its report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierLoad {
+    pub tier: TierId,
+    pub from: Micros,
+    /// 0: there was none.
+    pub to: Micros,
+    /// What arrived was what it had to be.
+    pub verified: bool,
+}
+
 /// When things happened and what they took, for metrics; engine time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
@@ -251,6 +265,8 @@ pub struct Timing {
     pub preemptions: u32,
     /// Of the first preemptions, when each was and when its sequence ran again; 0: it did not come to that.
     pub pauses: [(Micros, Micros); PAUSES_MAX],
+    /// The first loads from tiers that reported while it was there, whether it still waited for them or not.
+    pub loads: [TierLoad; LOADS_MAX],
     /// Steps that verified drafts, the drafts, and those of them that were what was chosen.
     pub draft_steps: u32,
     pub draft_tokens: u32,
@@ -267,6 +283,12 @@ impl Timing {
             pause.0 = now;
         }
         self.preemptions += 1;
+    }
+
+    pub(crate) fn loaded(&mut self, load: TierLoad) {
+        if let Some(free) = self.loads.iter_mut().find(|load| load.to == Micros(0)) {
+            *free = load;
+        }
     }
 
     /// It runs, for the first time or again.

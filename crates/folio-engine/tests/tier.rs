@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use folio_engine::plan::{Sampled, StepOutput};
-use folio_engine::request::{FinishReason, RequestId};
+use folio_engine::request::{FinishReason, RequestId, TierLoad};
 use folio_engine::{
     CancelRequest, Event, LoadOrder, Micros, Scheduler, SchedulerConfig, StoreOrder, TransferOrder,
     WaitingFor,
@@ -178,6 +178,15 @@ impl Bench {
         self.scheduler.check(&self.cache).expect("in order");
     }
 
+    /// As its owner is told at its end.
+    fn loads(&self, id: u64) -> Vec<TierLoad> {
+        let timing = self.events.iter().find_map(|(of, event)| match event {
+            Event::Finished { timing, .. } if of.0 == id => Some(timing),
+            _ => None,
+        });
+        timing.expect("it ended").loads.into_iter().filter(|load| load.to > Micros(0)).collect()
+    }
+
     fn cached(&self, id: u64) -> Option<u32> {
         self.events.iter().find_map(|(of, event)| match event {
             Event::Prompt { cached_tokens, .. } if of.0 == id => Some(*cached_tokens),
@@ -195,7 +204,10 @@ fn what_a_tier_has_is_loaded_and_the_rest_computed_and_stored() {
     assert_eq!((loads.len(), stores.len()), (1, 0));
     assert_eq!(loads[0].contents.len(), 8);
     assert_eq!(bench.orders().0, [], "asked for once");
+    let from = bench.now;
+    bench.now.0 += 700;
     bench.end(&loads[0], true);
+    let load = TierLoad { tier: TierId(0), from, to: bench.now, verified: true };
     assert_eq!(bench.step(), [(1, 32, 10)]);
     assert_eq!(bench.cached(1), Some(32));
     assert_eq!(bench.step(), [(1, 42, 1)]);
@@ -204,6 +216,7 @@ fn what_a_tier_has_is_loaded_and_the_rest_computed_and_stored() {
     assert_eq!((stores.len(), stores[0].contents.len()), (1, 2));
     assert!(bench.cache.end_lease(stores[0].lease));
     assert_eq!(bench.scheduler.counters().loaded_tokens, 32);
+    assert_eq!(bench.loads(1), [load], "its owner is told when it was");
 }
 
 #[test]
@@ -243,6 +256,8 @@ fn what_does_not_arrive_is_computed() {
     });
     assert!(reasons.eq([FinishReason::Length; 3]));
     assert_eq!(bench.cache.stats().active_blocks, 0);
+    let verified = |id| bench.loads(id).iter().map(|load| load.verified).collect::<Vec<_>>();
+    assert_eq!((verified(1), verified(2).len() + verified(3).len()), (vec![false], 1));
 }
 
 #[test]

@@ -38,6 +38,13 @@ pub struct Processors {
     pub int8_op_per_s: f64,
 }
 
+impl Processors {
+    /// What is copied is read and written.
+    pub fn copy_bytes_per_s(&self) -> f64 {
+        self.read_bytes_per_s / 2.0
+    }
+}
+
 #[derive(Debug, Deserialize)]
 pub struct Gpu {
     pub name: String,
@@ -176,6 +183,7 @@ impl Profile {
                 read_bytes_per_s: gpu.read_bytes_per_s,
                 weight_op_per_s: gpu.matrix_flop_per_s,
                 attention_op_per_s: gpu.matrix_flop_per_s,
+                copy_bytes_per_s: gpu.upload_bytes_per_s,
             });
         }
         let found = self.processors(threads)?;
@@ -183,6 +191,7 @@ impl Profile {
             read_bytes_per_s: found.read_bytes_per_s,
             weight_op_per_s: if quantized { found.int8_op_per_s } else { found.f32_flop_per_s },
             attention_op_per_s: found.f32_flop_per_s,
+            copy_bytes_per_s: found.copy_bytes_per_s(),
         })
     }
 }
@@ -205,8 +214,8 @@ mod tests {
         let profile: Profile = serde_json::from_str(text).expect("a profile");
         let rates = profile.rates(false, 2, true).expect("measured");
         assert_eq!(
-            (rates.read_bytes_per_s, rates.weight_op_per_s, rates.attention_op_per_s),
-            (4e9, 6e9, 5e9)
+            (rates.read_bytes_per_s, rates.weight_op_per_s, rates.attention_op_per_s, rates.copy_bytes_per_s),
+            (4e9, 6e9, 5e9, 2e9)
         );
         assert_eq!(profile.rates(false, 1, false).expect("measured").weight_op_per_s, 2e9);
         let other = profile.rates(false, 3, false).expect_err("not measured");

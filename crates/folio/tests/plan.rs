@@ -45,10 +45,10 @@ fn a_plan_of_a_shape_on_a_published_machine_is_a_range() {
     let cases = plan["cases"].as_array().expect("cases");
     assert_eq!(cases.len(), 2, "a slow end and a fast end");
     let of = |case: &Value, path: &str| case.pointer(path).and_then(Value::as_f64).expect("a number");
-    assert_eq!([of(&cases[0], "/share_of_limits"), of(&cases[1], "/share_of_limits")], [0.2, 0.7]);
+    assert_eq!([of(&cases[0], "/share_of_limits"), of(&cases[1], "/share_of_limits")], [0.2, 0.8]);
     // Nothing but the share is different.
     let knees = [of(&cases[0], "/knee_per_s"), of(&cases[1], "/knee_per_s")];
-    assert!((knees[1] / knees[0] - 3.5).abs() < 0.04, "{knees:?}");
+    assert!((knees[1] / knees[0] - 4.0).abs() < 0.05, "{knees:?}");
     for case in cases {
         let points = case["points"].as_array().expect("points");
         assert_eq!(points.len(), 6, "five shares of the knee, and the rate that was asked for");
@@ -110,7 +110,30 @@ fn a_plan_is_told_in_words_and_drawn() {
     assert_eq!(svg.matches("<polyline").count(), 4, "two ends in two panels");
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     let machines = stdout(&["plan", "--machines"]);
-    assert!(machines.contains("mi300x, reads: stated, AMD Instinct MI300X data sheet"), "{machines}");
+    for line in [
+        "mi300x, reads: stated, AMD Instinct MI300X data sheet",
+        "h100, reads: measured, docs/performance-gpu.md",
+        "epyc, host: assumed, half of what it reads",
+    ] {
+        assert!(machines.contains(line), "{line}: {machines}");
+    }
+}
+
+#[test]
+fn drafts_that_are_right_are_tokens_of_the_same_step() {
+    let knee = |drafts: &[&str]| {
+        let traffic = ["--prompt", "16", "--output", "64", "--max-num-seqs", "4"];
+        let plan = plan(&[&[LLAMA, "--machine", "h100"][..], &traffic, drafts].concat());
+        plan["cases"][1]["knee_per_s"].as_f64().expect("a number")
+    };
+    let without = knee(&[]);
+    // Of three drafts a step, each right with 0.7: 1 + 0.7 + 0.49 + 0.34 tokens. Weights are read as often.
+    let times = knee(&["--drafts", "3:0.7"]) / without;
+    assert!((2.0..2.6).contains(&times), "{times}");
+    let wrong = knee(&["--drafts", "3:0"]) / without;
+    assert!((0.9..=1.0).contains(&wrong), "{wrong}");
+    let refused = output(&["plan", LLAMA, "--machine", "h100", "--drafts", "3:1.5"]);
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("such as 3:0.7"));
 }
 
 #[test]

@@ -445,6 +445,7 @@ impl Sequence {
             timing: Timing {
                 preemptions: 0,
                 pauses: Default::default(),
+                loads: Default::default(),
                 waited_us: PerReason::default(),
                 ..self.timing
             },

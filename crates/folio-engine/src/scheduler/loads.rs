@@ -22,7 +22,7 @@ use super::room::Demand;
 use super::stores::Storing;
 use super::swap::Leaving;
 use crate::plan::SequenceId;
-use crate::request::{Micros, RequestId};
+use crate::request::{Micros, RequestId, TierLoad};
 use crate::sequence::{Fresh, Sequence, Slot, State, Waiting};
 use crate::stats::WaitingFor;
 use crate::tier::{CHUNK_BLOCKS_MAX, LoadOrder, StoreOrder, TransferOrder};
@@ -51,6 +51,7 @@ pub(super) struct OpenTransfer {
     pub owner: (SequenceId, Slot),
     /// Who was asked for it; `None`: somebody else fills it.
     tier: Option<TierId>,
+    since: Micros,
     /// What it writes, where its sequence waited.
     pub prefetch_bytes: u64,
 }
@@ -135,7 +136,7 @@ impl Scheduler {
         let prefetch_bytes = if waits { transfer_bytes } else { 0 };
         let ticket = cache.begin_load(self.sequences[slot].table_mut()?, blocks)?;
         self.prefetches.bytes += prefetch_bytes;
-        self.loads.insert(ticket, OpenTransfer { owner, tier, prefetch_bytes });
+        self.loads.insert(ticket, OpenTransfer { owner, tier, since: self.now, prefetch_bytes });
         self.update_reservation(cache, slot);
         Some(ticket)
     }
@@ -296,6 +297,9 @@ impl Scheduler {
         let load = self.loads.remove(&ticket);
         self.prefetches.bytes -= load.map_or(0, |load| load.prefetch_bytes);
         let owner = load.map(|load| load.owner).filter(|(id, slot)| self.sequences.lives(*id, *slot));
+        if let (Some((_, slot)), Some(OpenTransfer { tier: Some(tier), since, .. })) = (owner, load) {
+            self.sequences[slot].timing.loaded(TierLoad { tier, from: since, to: now, verified });
+        }
         let has = |slot: &Slot| self.sequences[*slot].table().is_some_and(|table| table.has_ticket(ticket));
         let Some(slot) = owner.map(|(_, slot)| slot).filter(has) else {
             cache.end_load(ticket, None, &[], verified).expect("without a table nothing is committed");

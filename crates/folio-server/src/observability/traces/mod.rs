@@ -5,8 +5,8 @@
 //! and what finds no room is dropped and counted.
 //!
 //! Names are OpenTelemetry's for generative AI (`gen_ai.*`), those that vLLM's spans have beside them, and `folio.*` for what neither
-//! knows. The request's span has a child for each phase: queue, prefill, decode. What it waited for otherwise (a load from a tier, a mask)
-//! and preemptions are attributes, summed up.
+//! knows. The request's span has a child for each phase: queue, prefill, decode; and for each preemption and load from a tier, the first
+//! [`EVENTS_MAX`]. What it waited for otherwise (a mask, a shared prefix) is an attribute, summed up.
 
 mod otlp;
 
@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use folio_engine::SamplingParams;
-use folio_engine::request::Micros;
+use folio_engine::request::{Micros, TierLoad, Timing};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prost::Message as _;
@@ -33,6 +33,8 @@ use crate::trace_context::TraceContext;
 /// Requests that wait to be sent, and those sent together.
 const WAITING_MAX: usize = 2048;
 const BATCH: usize = 256;
+/// Preemptions and loads of a request that are told with a span each.
+const EVENTS_MAX: usize = 32;
 /// Between the first of a batch and its sending.
 const EVERY: Duration = Duration::from_secs(2);
 /// For one batch.
@@ -54,6 +56,38 @@ pub(crate) struct Requested {
     pub is_streamed: bool,
 }
 
+/// Of a request, what is no phase: from when to when, engine time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TracedEvent {
+    /// It had no blocks.
+    Preempted(Micros, Micros),
+    Loaded(TierLoad),
+}
+
+/// Those of a request, the first [`EVENTS_MAX`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TracedEvents(Vec<TracedEvent>);
+
+impl TracedEvents {
+    /// Of a choice that ended. What several choices went through as one sequence is told once.
+    pub fn add(&mut self, timing: &Timing) {
+        let began = |pause: &(Micros, Micros)| pause.0 > Micros(0);
+        let end = |back| if back > Micros(0) { back } else { timing.finished };
+        let pauses = timing.pauses.into_iter().filter(began);
+        let pauses = pauses.map(|(gone, back)| TracedEvent::Preempted(gone, end(back)));
+        let loads = timing.loads.into_iter().filter(|load| load.to > Micros(0)).map(TracedEvent::Loaded);
+        for event in pauses.chain(loads) {
+            if self.0.len() < EVENTS_MAX && !self.0.contains(&event) {
+                self.0.push(event);
+            }
+        }
+    }
+
+    pub fn has_loads(&self) -> bool {
+        self.0.iter().any(|event| matches!(event, TracedEvent::Loaded(_)))
+    }
+}
+
 /// What became of it; engine time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TracedOutcome {
@@ -63,6 +97,9 @@ pub(crate) struct TracedOutcome {
     pub ended: Micros,
     /// Begin and end; of several choices from the first begin to the last end.
     pub phases: Vec<(&'static str, Micros, Micros)>,
+    pub events: TracedEvents,
+    /// Of tiers, by their ids; of none where there was no load.
+    pub tiers: Vec<&'static str>,
     pub first_token: Option<Duration>,
     pub finish_reason: &'static str,
     pub prompt_tokens: u64,
@@ -240,7 +277,7 @@ fn fresh<const N: usize>() -> [u8; N] {
 }
 
 impl Traced {
-    /// The request's, and one for each of its phases.
+    /// The request's, and one for each of its phases, preemptions and loads.
     fn spans(&self, model: &str) -> Vec<Span> {
         let context = self.requested.context.as_ref();
         let (trace, id) = (context.map_or_else(fresh::<16>, |context| context.trace), fresh::<8>());
@@ -271,7 +308,20 @@ impl Traced {
         let phases = outcome.phases.iter();
         let phases =
             phases.map(|(name, from, to)| span((*name).to_owned(), SpanKind::Internal, (*from, *to)));
-        [whole].into_iter().chain(phases).collect()
+        let events = outcome.events.0.iter().map(|event| match event {
+            TracedEvent::Preempted(from, to) => {
+                span("preempted".to_owned(), SpanKind::Internal, (*from, *to))
+            }
+            TracedEvent::Loaded(load) => {
+                let tier = outcome.tiers.get(usize::from(load.tier.0)).copied().unwrap_or_default();
+                let verified = attribute("folio.verified", AnyValueKind::Flag(load.verified));
+                Span {
+                    attributes: vec![attribute("folio.tier", tier), verified],
+                    ..span("tier_load".to_owned(), SpanKind::Internal, (load.from, load.to))
+                }
+            }
+        });
+        [whole].into_iter().chain(phases).chain(events).collect()
     }
 
     fn attributes(&self, model: &str) -> Vec<KeyValue> {
@@ -338,6 +388,8 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
 
+    use folio_kv::TierId;
+
     use super::*;
 
     /// Answers one request with this status, and gives its head and body.
@@ -376,6 +428,17 @@ mod tests {
         Requested { context, operation: "chat", choices: 2, params, is_streamed: true }
     }
 
+    /// A preemption, one that lasted to the end, and a load, of two choices that were one sequence.
+    fn events() -> TracedEvents {
+        let mut timing = Timing { finished: Micros(9000), ..Timing::default() };
+        timing.pauses[..2].copy_from_slice(&[(Micros(6000), Micros(7000)), (Micros(8000), Micros(0))]);
+        timing.loads[0] = TierLoad { tier: TierId(1), from: Micros(1500), to: Micros(2500), verified: true };
+        let mut events = TracedEvents::default();
+        events.add(&timing);
+        events.add(&timing);
+        events
+    }
+
     fn outcome() -> TracedOutcome {
         TracedOutcome {
             id: "req-1".to_owned(),
@@ -392,6 +455,8 @@ mod tests {
             cached_tokens: 32,
             output_tokens: 7,
             waited_us: vec![("tier_load", 500)],
+            events: events(),
+            tiers: vec!["host", "disk"],
             ..TracedOutcome::default()
         }
     }
@@ -419,7 +484,10 @@ mod tests {
         let sent = ExportTraceServiceRequest::decode(&body[..]).expect("protobuf");
         let spans = &sent.resource_spans[0].scope_spans[0].spans;
         let names: Vec<&str> = spans.iter().map(|span| &*span.name).collect();
-        assert_eq!(names, ["chat a-model", "queue", "prefill", "decode"]);
+        assert_eq!(
+            names,
+            ["chat a-model", "queue", "prefill", "decode", "preempted", "preempted", "tier_load"]
+        );
         let whole = &spans[0];
         assert!(whole.trace_id == [7; 16] && whole.parent_span_id == [9; 8] && whole.trace_state == "a=1");
         assert_eq!(whole.kind, SpanKind::Server as i32);
@@ -429,6 +497,14 @@ mod tests {
             assert!(child.end_time_unix_nano <= whole.end_time_unix_nano, "{child:?}");
         }
         assert_eq!(whole.end_time_unix_nano - whole.start_time_unix_nano, 8_000_000);
+        let times = |at: usize| {
+            let since = |time: u64| (time - whole.start_time_unix_nano) / 1_000_000;
+            (since(spans[at].start_time_unix_nano), since(spans[at].end_time_unix_nano))
+        };
+        assert_eq!([times(4), times(5)], [(5, 6), (7, 8)]);
+        assert_eq!(spans[6].end_time_unix_nano - spans[6].start_time_unix_nano, 1_000_000);
+        assert_eq!(text_of(&spans[6], "folio.tier"), Some(&AnyValueKind::Text("disk".to_owned())));
+        assert_eq!(text_of(&spans[6], "folio.verified"), Some(&AnyValueKind::Flag(true)));
         assert_eq!(text_of(whole, "gen_ai.usage.cache_read.input_tokens"), Some(&AnyValueKind::Int(32)));
         assert_eq!(text_of(whole, "gen_ai.request.max_tokens"), Some(&AnyValueKind::Int(7)));
         assert_eq!(text_of(whole, "gen_ai.latency.time_in_queue"), Some(&AnyValueKind::Double(0.001)));
@@ -439,9 +515,25 @@ mod tests {
     }
 
     #[test]
+    fn events_of_a_request_have_a_limit() {
+        let mut events = TracedEvents::default();
+        for at in 0..100 {
+            let mut timing = Timing::default();
+            timing.pauses[0] = (Micros(at + 1), Micros(at + 2));
+            events.add(&timing);
+        }
+        assert_eq!(events.0.len(), EVENTS_MAX);
+    }
+
+    #[test]
     fn an_error_is_one_and_without_a_caller_a_trace_begins() {
         let zero_ns = 5;
-        let failed = TracedOutcome { finish_reason: "error", phases: Vec::new(), ..outcome() };
+        let failed = TracedOutcome {
+            finish_reason: "error",
+            phases: Vec::new(),
+            events: TracedEvents::default(),
+            ..outcome()
+        };
         let traced = Traced { requested: requested(None), outcome: failed, zero_ns };
         let (one, other) = (traced.spans("m"), traced.spans("m"));
         assert_eq!(one.len(), 1);

@@ -19,7 +19,7 @@ use super::latencies::{Latencies, Latency};
 use super::prompts::Prompts;
 use crate::engine::Engine;
 use crate::observability::recording::{RecordedAnswer, Recorder};
-use crate::observability::traces::{Requested, TracedOutcome, Traces};
+use crate::observability::traces::{Requested, TracedEvents, TracedOutcome, Traces};
 use crate::tenancy::tenant::Tenant;
 
 /// Requests of a tenant that can be explained, the last ones.
@@ -184,6 +184,7 @@ impl RequestFacts {
             preemptions: self.preemptions,
             waited_us: waited.map(|(reason, us)| (reason.name(), us)).collect(),
             drafts: self.drafts,
+            ..TracedOutcome::default()
         }
     }
 
@@ -251,6 +252,7 @@ pub(crate) struct RequestRecord {
     /// Of each choice.
     answers: Vec<Vec<u32>>,
     requested: Option<Box<Requested>>,
+    events: TracedEvents,
 }
 
 impl RequestRecord {
@@ -293,7 +295,16 @@ impl RequestRecord {
         inner.records.push_back(facts.clone());
         drop(inner);
         let cached = vec![0; max_tokens.len()];
-        Self { parts, facts, hashes, max_tokens, cached, answers: Vec::new(), requested }
+        Self {
+            parts,
+            facts,
+            hashes,
+            max_tokens,
+            cached,
+            answers: Vec::new(),
+            requested,
+            events: TracedEvents::default(),
+        }
     }
 
     fn spend(&self, what: impl FnOnce(&mut Spending)) {
@@ -418,6 +429,9 @@ impl RequestRecord {
                 }
             }
         }
+        if self.requested.is_some() {
+            self.events.add(timing);
+        }
         let us = f64::from(timing.us);
         let mut facts = self.facts.lock();
         let of_prompt = facts.prompts_done < facts.prompts;
@@ -452,8 +466,13 @@ impl Drop for RequestRecord {
         let mut facts = self.facts.lock();
         facts.over = true;
         if let (Some(traces), Some(requested)) = (&self.parts.traces, self.requested.take()) {
-            let now = self.parts.engine.now();
-            traces.ended(*requested, facts.outcome(&self.parts.account.name, now), now);
+            let (now, events) = (self.parts.engine.now(), std::mem::take(&mut self.events));
+            let tiers = match events.has_loads() {
+                true => self.parts.engine.tier_stats().iter().map(|tier| tier.name).collect(),
+                false => Vec::new(),
+            };
+            let outcome = facts.outcome(&self.parts.account.name, now);
+            traces.ended(*requested, TracedOutcome { events, tiers, ..outcome }, now);
         }
     }
 }

@@ -3,8 +3,8 @@
 //! Owns: which figures are a cause, and the model that the gain is computed from. Must never: say anything where there is no cause, or tell a
 //! token of anybody's prompt.
 //!
-//! The gain of all advice so far is tokens of prompts that need not be computed, in the time that the tokens of the window took by
-//! themselves. With more memory the cache hits what a cache of the last blocks of that size would have hit, less what one of the present
+//! The gain of all advice so far is tokens that need not be computed, in the time that the prompts' tokens of the window took by
+//! themselves, less what loading them takes at the machine's measured rate. With more memory the cache hits what a cache of the last blocks of that size would have hit, less what one of the present
 //! size would (`shadow`): the difference is told, since Folio's own order of eviction is not that of the last use.
 
 use folio_kv::TenantId;
@@ -26,6 +26,8 @@ const PROMPTS: f64 = 4.0;
 /// Prompts that must have begun with a prefix before it is worth pinning, and the share of the cache that it may take.
 const REPEATED: f64 = 8.0;
 const PINNED: f64 = 0.25;
+/// What is computed again is no token of a prompt.
+const PREEMPTION: &str = "preemption";
 /// The kinds of advice that are a client's to follow.
 const BROKEN: &str = "broken_prefix";
 const PIN: &str = "pin_prefix";
@@ -46,6 +48,26 @@ pub(super) struct Evidence {
     pub int8: Option<f64>,
     /// KV is kept beside the cache.
     pub has_tier: bool,
+    /// Sequences that lost their blocks in the window, and tokens that were computed again.
+    pub preemptions: u64,
+    pub recomputed_tokens: u64,
+    /// Between the cache and memory beside it; `None`: not measured.
+    pub copy_bytes_per_s: Option<f64>,
+}
+
+impl Evidence {
+    fn bytes(&self) -> f64 {
+        f64::from(self.blocks) * self.block_bytes as f64
+    }
+
+    /// Seconds that it takes to load so many tokens, and how that is known.
+    fn loading(&self, tokens: f64) -> (f64, &'static str) {
+        let bytes = tokens * self.block_bytes as f64 / f64::from(self.block_tokens.max(1));
+        match self.copy_bytes_per_s {
+            Some(rate) => (bytes / rate, "what loading takes is taken off"),
+            None => (0.0, "loading it instead costs what copying costs, which was not measured"),
+        }
+    }
 }
 
 /// One change.
@@ -54,8 +76,10 @@ pub(super) struct Advice {
     pub kind: &'static str,
     pub what: String,
     pub because: String,
-    /// Share of the computed tokens of prompts that would not be computed.
+    /// Share of the computed tokens of prompts that would not be computed; or what would not be computed again, as such a share.
     pub share: f64,
+    /// Seconds that loading them takes.
+    pub load_s: f64,
     pub evidence: Value,
 }
 
@@ -73,12 +97,16 @@ impl Advice {
     /// With what it gains of the window.
     pub fn json(&self, evidence: &Evidence) -> Value {
         let mut told = self.told();
-        told["gain"] = json!({
-            "prompt_tokens_share": self.share,
-            "prompt_tokens": self.share * evidence.computed_tokens as f64,
-            "step_s": self.share * evidence.prompt_s,
-        });
+        let (tokens, step_s) = (self.share * evidence.computed_tokens as f64, self.gain_s(evidence));
+        told["gain"] = match self.kind {
+            PREEMPTION => json!({"recomputed_tokens": tokens, "step_s": step_s}),
+            _ => json!({"prompt_tokens_share": self.share, "prompt_tokens": tokens, "step_s": step_s}),
+        };
         told
+    }
+
+    fn gain_s(&self, evidence: &Evidence) -> f64 {
+        self.share * evidence.prompt_s - self.load_s
     }
 }
 
@@ -99,14 +127,16 @@ pub(super) fn advise(
     name: impl Fn(TenantId) -> Option<String>,
 ) -> Vec<Advice> {
     let mut all: Vec<Advice> = memory(found, evidence);
+    all.extend(preempted(evidence));
     all.extend(found.breaks.all().filter_map(|of| broken(found, evidence, of, &name(of.tenant)?)));
     if evidence.evictions > 0 {
         let most = (PINNED * f64::from(evidence.blocks)) as u32;
         let worst = found.repeated.worst(most, REPEATED);
         all.extend(worst.iter().filter_map(|of| repeated(found, evidence, of, &name(of.tenant)?)));
     }
-    all.retain(|advice| advice.share >= LEAST);
-    all.sort_by(|one, other| other.share.total_cmp(&one.share));
+    let least_s = LEAST * evidence.prompt_s;
+    all.retain(|advice| advice.share >= LEAST && advice.gain_s(evidence) >= least_s);
+    all.sort_by(|one, other| other.gain_s(evidence).total_cmp(&one.gain_s(evidence)));
     all
 }
 
@@ -133,7 +163,7 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
     let most = spared(MULTIPLES[MULTIPLES.len() - 1]);
     let times = MULTIPLES.into_iter().find(|times| spared(*times) >= ENOUGH * most).unwrap_or(MULTIPLES[0]);
     let share = spared(times);
-    let bytes = f64::from(evidence.blocks) * evidence.block_bytes as f64;
+    let bytes = evidence.bytes();
     let mut all = vec![Advice {
         kind: "kv_memory",
         what: format!(
@@ -142,6 +172,7 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
         ),
         because: why(share),
         share,
+        load_s: 0.0,
         evidence: json!({"times": times, "bytes": bytes * times, "cache": hits}),
     }];
     if let Some(times) = evidence.int8 {
@@ -151,26 +182,51 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
             what: "Keep KV as int8: --kv-cache-dtype int8".to_owned(),
             because: format!("the same memory holds {times:.2} times as many tokens; {}", why(share)),
             share,
+            load_s: 0.0,
             evidence: json!({"times": times, "cache": hits}),
         });
     }
     if !evidence.has_tier {
-        let more = bytes * (times - 1.0);
+        // A tier has what the cache has, too.
+        let more = bytes * times;
+        let (load_s, how) = evidence.loading(share * evidence.computed_tokens as f64);
         all.push(Advice {
             kind: "host_tier",
             what: format!(
                 "Keep evicted KV in memory beside the cache: --host-kv-memory {:.0}MiB",
                 more / f64::from(1 << 20)
             ),
-            because: format!(
-                "{}; loading it instead costs what copying costs, which was not measured",
-                why(share)
-            ),
+            because: format!("{}; {how}", why(share)),
             share,
-            evidence: json!({"bytes": more, "cache": hits}),
+            load_s,
+            evidence: json!({"bytes": more, "load_s": load_s, "cache": hits}),
         });
     }
     all
+}
+
+/// What preempted sequences had is kept beside the cache and not computed again.
+fn preempted(evidence: &Evidence) -> Option<Advice> {
+    let (preemptions, tokens) = (evidence.preemptions, evidence.recomputed_tokens as f64);
+    if evidence.has_tier || preemptions == 0 || evidence.computed_tokens == 0 {
+        return None;
+    }
+    let (load_s, how) = evidence.loading(tokens);
+    // All that runs may be preempted at once.
+    let bytes = evidence.bytes();
+    Some(Advice {
+        kind: PREEMPTION,
+        what: format!(
+            "Keep what preempted requests had in memory beside the cache: --host-kv-memory {:.0}MiB",
+            bytes / f64::from(1 << 20)
+        ),
+        because: format!(
+            "{preemptions} times a request lost its blocks to others, and {tokens:.0} tokens were computed again; {how}"
+        ),
+        share: tokens / evidence.computed_tokens as f64,
+        load_s,
+        evidence: json!({"bytes": bytes, "load_s": load_s, "preemptions": preemptions, "recomputed_tokens": tokens}),
+    })
 }
 
 /// Tokens of prompts that were computed, as far back as is looked.
@@ -196,6 +252,7 @@ fn repeated(found: &PromptFindings, evidence: &Evidence, of: &RepeatedPrefix, na
             100.0 * f64::from(of.blocks) / f64::from(evidence.blocks.max(1))
         ),
         share: (gained / computed(found, evidence)?).min(1.0),
+        load_s: 0.0,
         evidence: json!({"tenant": name, "tokens": tokens, "prompts": prompts, "computed_again": of.computed_again}),
     })
 }
@@ -212,6 +269,7 @@ fn broken(found: &PromptFindings, evidence: &Evidence, of: &Break, name: &str) -
             of.at
         ),
         share,
+        load_s: 0.0,
         evidence: json!({"tenant": name, "position": of.at, "tokens_behind": behind}),
     })
 }
@@ -222,8 +280,11 @@ mod tests {
 
     use folio_engine::request::RequestId;
     use folio_engine::{CacheCommand, CacheResponse, Micros, Request, SamplingParams, SchedulerConfig};
-    use folio_kv::{BlockHashes, Identity, KvCache, LruLeafFirst, Retention, Root, TenantId};
+    use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, LruLeafFirst, Retention, Root, TenantId};
+    use folio_sim::CostModel;
     use folio_sim::machine::{Machine, VOCAB};
+    use folio_sim::replay::{Replay, ReplayConfig, TierConfig, replay_in_full};
+    use folio_sim::trace::TraceRequest;
 
     use super::*;
 
@@ -300,6 +361,9 @@ mod tests {
             prompt_s: 1.0,
             int8: Some(1.9),
             has_tier: false,
+            preemptions: counters.preemptions,
+            recomputed_tokens: counters.recomputed_tokens,
+            copy_bytes_per_s: None,
         };
         (found, evidence)
     }
@@ -344,6 +408,95 @@ mod tests {
             let (_, after) = replay((300.0 * times) as u32, &prompts);
             kept(*share, &evidence, &after);
         }
+    }
+
+    const MIB: f64 = (1 << 20) as f64;
+
+    /// In virtual time, with as much memory beside the cache, and so fast.
+    fn run(requests: &[TraceRequest], blocks: u32, tier: Option<TierConfig>) -> Replay {
+        let cache = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 << 20 };
+        let limits = SchedulerConfig { watermark_permille: 0, headroom_tokens: 0, ..config() };
+        let replay = ReplayConfig::new(limits, cache, CostModel::CPU_1B, 200);
+        replay_in_full(requests, &ReplayConfig { tier, ..replay }).expect("valid limits")
+    }
+
+    fn request(at: u64, prompt: Vec<u32>, output: u32) -> TraceRequest {
+        let (prompt, answer) = (prompt.into(), Arc::default());
+        TraceRequest { arrives: Micros(at), tenant: TENANT, prompt, output, max_tokens: None, answer }
+    }
+
+    /// Seconds that were gained, against those that were promised.
+    fn kept_s(promised: f64, gained: f64) {
+        let is_kept = gained > promised / 1.5 && gained < promised * 1.5;
+        assert!(is_kept, "{promised} s were promised, {gained} s gained");
+    }
+
+    #[test]
+    fn memory_beside_the_cache_gains_what_was_promised_less_what_loading_takes() {
+        // One after another, so that whoever is loaded is waited for.
+        let prompts = documents(40, 600);
+        let requests: Vec<_> =
+            (0..).zip(&prompts).map(|(at, prompt)| request(at * 60_000_000, prompt.clone(), 1)).collect();
+        let seconds = |replay: &Replay| replay.served.iter().flatten().map(|one| one.e2e_s()).sum::<f64>();
+        let before = run(&requests, 300, None);
+        let mut found = PromptFindings::default();
+        for (prompt, served) in prompts.iter().zip(&before.served) {
+            let cached = served.expect("it ran").cached_tokens;
+            found.see(TENANT, &BlockHashes::new(&root(), prompt, BLOCK), prompt, cached, Micros(0));
+        }
+        let (_, evidence) = replay(300, &prompts);
+        let computed_tokens = before.report.prompt_tokens - before.report.cached_tokens;
+        let evidence = Evidence { computed_tokens, prompt_s: seconds(&before), ..evidence };
+        let advice = |rate| {
+            let evidence = Evidence { copy_bytes_per_s: rate, ..evidence };
+            let advice = all(&found, &evidence);
+            let tier = advice.into_iter().find(|advice| advice.kind == "host_tier");
+            tier.map(|advice| (advice.gain_s(&evidence), advice))
+        };
+        let (free, unmeasured) = advice(None).expect("there is cause");
+        assert!(unmeasured.because.contains("was not measured"), "{unmeasured:?}");
+        for rate in [1e9, 150e6] {
+            let (promised, advice) = advice(Some(rate)).expect("it pays");
+            assert!(promised < free && advice.because.contains("taken off"), "{advice:?}");
+            let bytes = advice.evidence["bytes"].as_f64().expect("a number") as u64;
+            let after = run(&requests, 300, Some(TierConfig { bytes, bytes_per_s: rate }));
+            kept_s(promised, seconds(&before) - seconds(&after));
+        }
+        // As long as computing takes.
+        assert_eq!(advice(Some(20e6)), None);
+    }
+
+    #[test]
+    fn keeping_what_preempted_requests_had_gains_what_was_promised() {
+        let requests: Vec<_> = (0..120).map(|at| request(0, text(at, 64), 150)).collect();
+        let before = run(&requests, 300, None).report;
+        let recomputed = before.recompute_rate
+            * (before.prompt_tokens as f64 + before.generated_tokens as f64)
+            / (1.0 - before.recompute_rate);
+        let price = CostModel::CPU_1B.token_us / 1e6;
+        let (found, evidence) = replay(300, &[]);
+        let evidence = Evidence {
+            computed_tokens: before.prompt_tokens,
+            prompt_s: before.prompt_tokens as f64 * price,
+            preemptions: before.preemptions,
+            recomputed_tokens: recomputed as u64,
+            copy_bytes_per_s: Some(1e9),
+            ..evidence
+        };
+        let advice = all(&found, &evidence);
+        assert_eq!(advice.iter().map(|advice| advice.kind).collect::<Vec<_>>(), [PREEMPTION]);
+        let promised = advice[0].gain_s(&evidence);
+        let told = advice[0].json(&evidence);
+        assert_eq!(told["gain"]["step_s"].as_f64(), Some(promised));
+        assert!(told["gain"]["recomputed_tokens"].is_number() && !advice[0].is_a_clients(), "{told}");
+        let bytes = advice[0].evidence["bytes"].as_f64().expect("a number");
+        assert_eq!(bytes, 300.0 * MIB);
+        let after = run(&requests, 300, Some(TierConfig { bytes: bytes as u64, bytes_per_s: 1e9 })).report;
+        assert_eq!(after.generated_tokens, before.generated_tokens);
+        kept_s(promised, before.seconds - after.seconds);
+        // Where a tier has them already, and where it would be slower than computing.
+        assert_eq!(all(&found, &Evidence { has_tier: true, ..evidence }), []);
+        assert_eq!(all(&found, &Evidence { copy_bytes_per_s: Some(10e6), ..evidence }), []);
     }
 
     #[test]

@@ -282,6 +282,9 @@ impl WhyReport<'_> {
             prompt_s: seconds(spent.prompt_us),
             int8: self.config.int8_times,
             has_tier: !self.engine.tier_stats().is_empty(),
+            preemptions: self.end.preemptions - self.begin.preemptions,
+            recomputed_tokens: self.end.recomputed_tokens - self.begin.recomputed_tokens,
+            copy_bytes_per_s: self.config.roofline.as_ref().ok().map(|of| of.rates.copy_bytes_per_s),
         }
     }
 

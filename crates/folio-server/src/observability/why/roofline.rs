@@ -55,6 +55,8 @@ pub struct Rates {
     /// Of multiplications with weights in the form that they are in, and of attention.
     pub weight_op_per_s: f64,
     pub attention_op_per_s: f64,
+    /// Copies between what the cache is in and memory beside it.
+    pub copy_bytes_per_s: f64,
 }
 
 /// Both.
@@ -89,11 +91,12 @@ impl Roofline {
     }
 
     pub(super) fn machine(&self) -> Value {
-        let Rates { read_bytes_per_s, weight_op_per_s, attention_op_per_s } = self.rates;
+        let Rates { read_bytes_per_s, weight_op_per_s, attention_op_per_s, copy_bytes_per_s } = self.rates;
         json!({
             "read_bytes_per_s": read_bytes_per_s,
             "weight_op_per_s": weight_op_per_s,
             "attention_op_per_s": attention_op_per_s,
+            "copy_bytes_per_s": copy_bytes_per_s,
         })
     }
 }
@@ -124,7 +127,12 @@ pub(super) mod tests {
 
     #[test]
     fn shares_are_of_the_time_that_was_taken() {
-        let rates = Rates { read_bytes_per_s: 1e6, weight_op_per_s: 1e6, attention_op_per_s: 1e6 };
+        let rates = Rates {
+            read_bytes_per_s: 1e6,
+            weight_op_per_s: 1e6,
+            attention_op_per_s: 1e6,
+            copy_bytes_per_s: 1e6,
+        };
         let roofline = Roofline { costs: Arc::new(Plain), rates };
         assert_eq!(roofline.reached(&StepWork::default(), 100), None);
         // 2000 bytes and a row: 2 ms for each step, which took 4.
