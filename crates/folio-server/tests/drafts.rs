@@ -5,11 +5,14 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Client, VOCAB, app, merged, tokenizer_with, tool_template};
+use common::{Client, Submitting, VOCAB, app, merged, tokenizer_with, tool_template};
 use folio_engine::engine::EngineParts;
-use folio_engine::{Clock, Micros, ModelExecutor, SchedulerConfig, start};
+use folio_engine::{
+    Clock, EngineHandle, EventSink, Guide, Micros, ModelExecutor, Request, Restricted, Rules, RulesRef,
+    SchedulerConfig, start,
+};
 use folio_kv::{CacheConfig, KvCache, default_policy};
-use folio_server::{App, ModelFacts, Parsers, ServerConfig};
+use folio_server::{App, Engine, ModelFacts, Parsers, ServerConfig};
 use folio_sim::SimBackend;
 use folio_text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
@@ -23,11 +26,58 @@ impl Clock for Stopped {
     }
 }
 
+/// Rules that do not say what must come.
+struct Unforced(RulesRef);
+
+struct Followed(Arc<dyn Guide>);
+
+impl Rules for Unforced {
+    fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
+        Arc::new(Followed(self.0.0.guide(chosen)))
+    }
+
+    fn name(&self) -> &str {
+        self.0.0.name()
+    }
+}
+
+impl Guide for Followed {
+    fn advance(&self, token: u32) {
+        self.0.advance(token);
+    }
+
+    fn expect(&self, drafts: &[u32]) {
+        self.0.expect(drafts);
+    }
+
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        self.0.restrict(drafts, logits)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.is_ready()
+    }
+}
+
 fn client() -> Client {
+    client_of(Arc::new(engine()))
+}
+
+/// The same without jump-ahead.
+fn without_jumps() -> Client {
+    let submit = |engine: &EngineHandle, mut request: Request, sink: Box<dyn EventSink>| {
+        let rules = request.sampling.rules.take();
+        request.sampling.rules = rules.map(|rules| RulesRef(Arc::new(Unforced(rules))));
+        engine.submit(request, sink)
+    };
+    client_of(Arc::new(Submitting { engine: engine(), submit }))
+}
+
+fn engine() -> EngineHandle {
     let config = SchedulerConfig { max_model_len: 1024, max_num_batched_tokens: 64, ..Default::default() };
     let vocab = VOCAB as usize;
     let backend = SimBackend::new(vocab, 256, 16, 64, 64);
-    let engine = start(EngineParts {
+    start(EngineParts {
         config,
         cache: KvCache::new(
             CacheConfig { blocks: 256, block_tokens: 16, bytes_per_block: 1 },
@@ -38,13 +88,17 @@ fn client() -> Client {
         vocab: VOCAB,
         tiers: Vec::new(),
         events: None,
-    });
+    })
+    .expect("an engine")
+}
+
+fn client_of(engine: Arc<dyn Engine>) -> Client {
     let app = App {
         model: ModelFacts { context_length: 1024, ..common::facts() },
         parsers: Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") },
         tokenizer: Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"])),
         template: Some(Arc::new(tool_template())),
-        ..app(Arc::new(engine.expect("an engine")))
+        ..app(engine)
     };
     Client::with(ServerConfig::default(), app)
 }
@@ -88,6 +142,22 @@ fn cases() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Choices, and drafts that were right and wrong.
+async fn answer(client: &Client, name: &str, ask: Value) -> (Value, (u64, u64)) {
+    let reply = client.chat(ask).await;
+    assert_eq!(reply.status, 200, "{name}: {}", reply.text);
+    let reply = reply.json();
+    let figure = |field: &str| reply["usage"]["completion_tokens_details"][field].as_u64().unwrap_or(0);
+    let drafts = (figure("accepted_prediction_tokens"), figure("rejected_prediction_tokens"));
+    // A call's id is drawn anew.
+    let mut choices = reply["choices"].clone();
+    for choice in choices.as_array_mut().expect("choices") {
+        let calls = choice["message"].get_mut("tool_calls").and_then(Value::as_array_mut);
+        calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
+    }
+    (choices, drafts)
+}
+
 #[tokio::test]
 async fn an_answer_is_the_same_with_drafts_whatever_is_asked_for() {
     let client = client();
@@ -95,21 +165,7 @@ async fn an_answer_is_the_same_with_drafts_whatever_is_asked_for() {
     for (name, extra) in cases() {
         let base = json!({"temperature": 1, "seed": 7, "max_tokens": 70, "return_token_ids": true, "logit_bias": {"257": -100}});
         let ask = merged(base, extra);
-        let answer = async |more: Value| {
-            let reply = client.chat(merged(ask.clone(), more)).await;
-            assert_eq!(reply.status, 200, "{name}: {}", reply.text);
-            let reply = reply.json();
-            let figure =
-                |field: &str| reply["usage"]["completion_tokens_details"][field].as_u64().unwrap_or(0);
-            let drafts = (figure("accepted_prediction_tokens"), figure("rejected_prediction_tokens"));
-            // A call's id is drawn anew.
-            let mut choices = reply["choices"].clone();
-            for choice in choices.as_array_mut().expect("choices") {
-                let calls = choice["message"].get_mut("tool_calls").and_then(Value::as_array_mut);
-                calls.into_iter().flatten().for_each(|call| call["id"] = Value::Null);
-            }
-            (choices, drafts)
-        };
+        let answer = async |more: Value| answer(&client, name, merged(ask.clone(), more)).await;
         let (plain, drafted) = answer(json!({"speculative.n_max": 0})).await;
         assert_eq!(drafted, (0, 0), "{name}");
         // Then what it said is drafted from, right and, of another seed's, wrong.
@@ -121,6 +177,27 @@ async fn an_answer_is_the_same_with_drafts_whatever_is_asked_for() {
         }
     }
     assert!(verified > 300 && wrong > 50, "{verified} right, {wrong} wrong");
+}
+
+/// Whatever a grammar leaves no choice about: the same tokens and log probabilities as where nothing is drafted.
+#[tokio::test]
+async fn an_answer_is_the_same_without_jump_ahead() {
+    let (jumping, plain) = (client(), without_jumps());
+    let mut forced = 0.0;
+    for name in ["a schema", "a regular expression", "a choice", "a tool that must be called"] {
+        let (_, extra) = cases().into_iter().find(|(case, _)| *case == name).expect("a case");
+        for seed in 0..4 {
+            let base = json!({"temperature": 1, "seed": seed, "max_tokens": 70, "return_token_ids": true, "logprobs": true,
+                "top_logprobs": 3, "logit_bias": {"257": -100}, "speculative.n_max": 0});
+            let ask = merged(base, extra.clone());
+            let with = answer(&jumping, name, ask.clone()).await;
+            assert_eq!(with, answer(&plain, name, ask).await, "{name}, seed {seed}");
+        }
+        let before = forced;
+        forced = jumping.metric("folio:grammar_accepted_forced_tokens_total", &[]).await;
+        assert!(forced > before + 20.0, "{name}: {before} {forced}");
+    }
+    assert_eq!(plain.metric("folio:grammar_forced_tokens_total", &[]).await, 0.0);
 }
 
 /// What must come anyway is drafted without anybody's asking: fewer steps, the same tokens.
