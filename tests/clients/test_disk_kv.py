@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from folio_server import Server
 from kv_router import Router, config_of, engine_holds, knows
+from test_eagle import HEAD
 
 # Room for three prompts, so that most of what is asked again is no longer in memory.
 SMALL = ["--device", "cpu", "--kv-cache-memory", "3MiB", "--max-num-seqs", "4"]
@@ -75,6 +76,20 @@ def test_it_is_there_when_memory_is_not_and_after_a_restart(serve, tmp_path, ans
     for number in range(8):
         tokens, cached = ask(again, number)
         assert tokens == answers[number] and cached > 800, number
+
+
+def test_a_drafter_comes_changes_and_goes_and_nothing_that_is_kept_is_lost(serve, tmp_path, answers):
+    for number, drafter in enumerate(([], ["--draft-model", HEAD], ["--draft-model", "demo"], [])):
+        server = serve("--disk-kv", str(tmp_path), "--disk-kv-size", "64MiB", "--kv-cache-memory", "12MiB", *drafter)
+        end = time.monotonic() + 20
+        while server.metric("folio:tier_blocks", tier="disk") < number * 50 and time.monotonic() < end:
+            time.sleep(0.02)
+        for before in range(number):
+            tokens, cached = ask(server, before)
+            assert tokens == answers[before] and cached > 800, (drafter, before, cached)
+        assert ask(server, number)[0] == answers[number]
+        stored(server, 50)
+        assert server.stop() == 0
 
 
 def test_it_is_its_tenants_alone(serve, tmp_path, answers):

@@ -24,18 +24,21 @@ def test_a_head_changes_no_token_and_no_log_probability(serve, tmp_path):
 def test_drafts_of_what_it_was_trained_on_are_mostly_right(serve):
     server = serve("--speculate", "eagle3")
     client = client_of(server)
-    of = lambda what: {dict(labels).get("drafter"): value for (name, labels), value in server.metrics().items() if name == f"vllm:spec_decode_num_{what}_tokens_total"}
+    of = lambda what: {dict(labels)["drafter"]: value for (name, labels), value in server.metrics().items() if name == f"vllm:spec_decode_num_{what}_total"}
     # How many are verified depends on what steps take here, and the more of them in a step, the fewer are right.
     for number in range(40):
         animal = ("fox", "cat", "horse", "dog")[number % 4]
         messages = [{"role": "user", "content": f"Tell me a story about a {animal}."}]
         few = {"speculative.n_max": 3}
         client.chat.completions.create(model="folio-demo", messages=messages, max_tokens=100, temperature=0, extra_body=few)
-        drafts, right = of("draft"), of("accepted")
+        drafts, right = of("draft_tokens"), of("accepted_tokens")
         if drafts["eagle3"] >= 60:
             break
     assert drafts["eagle3"] > 0 and drafts["model"] == 0
     assert right["eagle3"] > 0.4 * drafts["eagle3"], (right, drafts)
+    assert 0 < of("drafts")["eagle3"] <= drafts["eagle3"] <= 3 * of("drafts")["eagle3"]
+    place = lambda at: server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", drafter="eagle3", position=str(at))
+    assert place(0) >= place(1) >= place(2) and place(0) + place(1) + place(2) == right["eagle3"]
 
 
 def test_a_request_names_its_drafter_in_each_api(serve):

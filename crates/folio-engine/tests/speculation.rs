@@ -12,7 +12,8 @@ use folio_engine::{
     Speculation, start,
 };
 use folio_kv::{CacheConfig, KvCache, TenantId, default_policy};
-use folio_sim::scenario::root;
+use folio_sim::Machine;
+use folio_sim::scenario::{request, root, small, text};
 
 const VOCAB: u32 = 1000;
 
@@ -417,4 +418,39 @@ fn beside_a_prompt_a_draft_costs_what_a_row_of_the_prompt_does() {
         assert_eq!(drafted, said);
         assert!(drafting / plain < most, "every {wrong_every}th wrong: {}", drafting / plain);
     }
+}
+
+/// In a full pool drafts take what is free, behind everybody's own token: where all are wrong, everybody has the same rows in the same steps.
+#[test]
+fn nobody_is_preempted_or_kept_waiting_for_a_draft() {
+    let requests: Vec<Request> =
+        (1..=8).map(|id| request(id, &text(id as u32, 37 - 2 * id as u32), 60)).collect();
+    // Own rows of each step, preemptions, and drafts, of which so many of four are right.
+    let run = |right: Option<usize>| {
+        let mut machine = Machine::new(SchedulerConfig { headroom_tokens: 4, ..small() }, 60, 4);
+        let alone: Vec<_> = requests.iter().map(|request| machine.alone(request)).collect();
+        requests.iter().for_each(|request| machine.submit(request.clone()));
+        let mut steps = Vec::new();
+        while steps.is_empty() || machine.scheduler.has_work() {
+            for (request, alone) in requests.iter().zip(&alone).filter(|_| right.is_some()) {
+                let rest = &alone.choices[0].tokens[machine.tokens(request.id.0, 0).len()..];
+                let drafts = rest.iter().take(4).enumerate();
+                let drafts = drafts.map(|(at, (token, _))| (token + u32::from(Some(at) >= right)) % 29);
+                machine.scheduler.propose(request.id, 0, &drafts.collect::<Vec<_>>());
+            }
+            let plan = machine.step().sequences.iter();
+            let own = plan.map(|of| (of.id, of.first_position, of.tokens.len() as u32 - of.drafts));
+            steps.push(own.collect::<Vec<_>>());
+        }
+        requests.iter().for_each(|request| machine.assert_as_alone(request));
+        let counters = machine.scheduler.counters();
+        (steps, counters.preemptions, counters.draft_tokens())
+    };
+    let (steps, preemptions, _) = run(None);
+    let (with_wrong, preempted, drafts) = run(Some(0));
+    assert!(preemptions > 3 && drafts.0 > 500 && drafts.1 == 0, "{preemptions} {drafts:?}");
+    assert!(with_wrong == steps && preempted == preemptions, "{preempted} of {preemptions}");
+    let (with_right, preempted, drafts) = run(Some(4));
+    assert_eq!(drafts.0, drafts.1);
+    assert!(2 * with_right.len() < steps.len() && preempted <= preemptions, "{preempted} of {preemptions}");
 }

@@ -123,3 +123,29 @@ fn what_is_found_without_an_optional_group_is_filled_again() {
     assert_eq!(table.group(1), before);
     [table, holder].into_iter().for_each(|table| drop(cache.release(table, &long)));
 }
+
+/// An optional group has a pool of its own: when that is full its content makes way for its own, and what is cached of the model stays and is found.
+#[test]
+fn what_fills_an_optional_group_evicts_nothing_else() {
+    // Room for all four prompts, and for one of them.
+    let mut cache = with_blocks(3);
+    let root = root(0);
+    let prompts = [0, 100, 200, 300].map(|first| (first..first + 13).collect::<Vec<u32>>());
+    for tokens in &prompts {
+        let (mut table, _) = cache.attach_at(&root, tokens, 0);
+        cache.grow(&mut table, 12, &mut Vec::new()).expect("room");
+        cache.committed(&mut table, tokens, 12);
+        assert!(table.is_whole(1), "the drafter's content before it is reclaimed");
+        cache.release(table, tokens);
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.evictions, stats.windows()[0].evictions), (0, 9));
+    let found = prompts.map(|tokens| {
+        let (table, _) = cache.attach_at(&root, &tokens, 12);
+        let found = (table.computed(), table.is_whole(1));
+        cache.release(table, &tokens);
+        found
+    });
+    assert_eq!(found, [(12, false), (12, false), (12, false), (12, true)]);
+    cache.check(&[]).unwrap();
+}

@@ -1,5 +1,5 @@
 //! Damaged heads: a head or a sentence that says what is wrong, never a panic, and no memory for what a file only claims. The fuzz target
-//! `eagle_config` searches deeper.
+//! `head_config` searches deeper.
 //!
 //! Alone in its file, because every allocation of this process is looked at.
 
@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Random, mutate, options};
+use folio_model::config::Config;
 use folio_model::draft_head::DraftHead;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::fixture;
@@ -154,17 +155,18 @@ fn damaged_mtp_heads_too() {
     assert!(seen.refused > 400 && seen.taken > 50, "{seen:?}");
 }
 
-/// The seeds of the fuzz target, mutated.
+/// The seeds of the fuzz target, mutated: EAGLE-3 heads, and models with an MTP head.
 #[test]
 fn damaged_configurations_of_heads_say_what_is_wrong() {
     let mut random = Random(0x0bad_cafe_0bad_cafe);
     let model = Checkpoint::open(fixture("llama3")).expect("a fixture");
-    let (mut refused, mut taken) = (0, 0);
-    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/eagle_config");
+    let (mut refused, mut taken, mut stated) = (0, 0, 0);
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/head_config");
     for seed in fs::read_dir(seeds).expect("seeds").flatten() {
         let whole = fs::read(seed.path()).unwrap();
         for _ in 0..2000 {
-            match eagle::layers_read("config.json", &mutate(&mut random, &whole), model.config()) {
+            let text = mutate(&mut random, &whole);
+            match eagle::layers_read("config.json", &text, model.config()) {
                 Ok(layers) => {
                     assert!(!layers.is_empty() && layers.iter().all(|layer| *layer <= model.config().layers));
                     taken += 1;
@@ -174,9 +176,18 @@ fn damaged_configurations_of_heads_say_what_is_wrong() {
                     refused += 1;
                 }
             }
+            match mtp::layers_stated("config.json", &text) {
+                Ok(None) => {}
+                Ok(Some((_, layers))) => stated += usize::from(layers > 0),
+                Err(error) => assert!(error.to_string().starts_with("config.json"), "{error}"),
+            }
+            for tensor in Config::parse("config.json", &text).iter().flat_map(mtp::tensors_read) {
+                let elements = tensor.shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
+                assert!(elements.is_some(), "{tensor:?}");
+            }
         }
     }
-    assert!(refused > 1000 && taken > 300, "{refused} {taken}");
+    assert!(refused > 1000 && taken > 300 && stated > 1000, "{refused} {taken} {stated}");
     let largest = LARGEST.load(Ordering::Relaxed);
     assert!(largest < ALLOCATION_MAX, "{largest} bytes at once");
 }

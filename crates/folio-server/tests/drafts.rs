@@ -5,15 +5,15 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Client, VOCAB, app, merged, tokenizer_with, tool_template};
+use common::{Client, Submitting, VOCAB, app, merged, tokenizer_with, tool_template};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
-    Clock, Drafter, DrafterModel, DraftingExecutor, Executor, Micros, ModelExecutor, Reads, SchedulerConfig,
-    start,
+    Clock, Drafter, DrafterModel, DraftingExecutor, EngineHandle, EventSink, Executor, Guide, Micros,
+    ModelExecutor, Reads, Request, Restricted, Rules, RulesRef, SchedulerConfig, start,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
 use folio_model::backend::Backend;
-use folio_server::{App, ModelFacts, Parsers, ServerConfig};
+use folio_server::{App, Engine, ModelFacts, Parsers, ServerConfig};
 use folio_sim::{FEATURES, HeadBackend, SimBackend};
 use folio_text::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
@@ -38,12 +38,59 @@ fn sim() -> SimBackend {
     SimBackend::new(VOCAB as usize, BLOCKS as usize, 16, ROWS, ROWS)
 }
 
+/// Rules that do not say what must come.
+struct Unforced(RulesRef);
+
+struct Followed(Arc<dyn Guide>);
+
+impl Rules for Unforced {
+    fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
+        Arc::new(Followed(self.0.0.guide(chosen)))
+    }
+
+    fn name(&self) -> &str {
+        self.0.0.name()
+    }
+}
+
+impl Guide for Followed {
+    fn advance(&self, token: u32) {
+        self.0.advance(token);
+    }
+
+    fn expect(&self, drafts: &[u32]) {
+        self.0.expect(drafts);
+    }
+
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        self.0.restrict(drafts, logits)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.is_ready()
+    }
+}
+
 fn client() -> Client {
     client_of(None)
 }
 
-/// Of a server with this drafter: a model that is the same, or a head for it.
 fn client_of(drafter: Option<Drafter>) -> Client {
+    client_over(Arc::new(engine_of(drafter)), drafter)
+}
+
+/// The same without jump-ahead.
+fn without_jumps() -> Client {
+    let submit = |engine: &EngineHandle, mut request: Request, sink: Box<dyn EventSink>| {
+        let rules = request.sampling.rules.take();
+        request.sampling.rules = rules.map(|rules| RulesRef(Arc::new(Unforced(rules))));
+        engine.submit(request, sink)
+    };
+    client_over(Arc::new(Submitting { engine: engine_of(None), submit }), None)
+}
+
+/// One with this drafter: a model that is the same, or a head for it.
+fn engine_of(drafter: Option<Drafter>) -> EngineHandle {
     let config =
         SchedulerConfig { max_model_len: 1024, max_num_batched_tokens: ROWS as u32, ..Default::default() };
     let geometry = CacheConfig { blocks: BLOCKS, block_tokens: 16, bytes_per_block: 1 };
@@ -63,7 +110,7 @@ fn client_of(drafter: Option<Drafter>) -> Client {
         }
     };
     let groups = by_model.map(|_| GroupConfig { optional: true, ..geometry.first_group() });
-    let engine = start(EngineParts {
+    start(EngineParts {
         config,
         cache: KvCache::with_groups(geometry, groups.as_slice(), default_policy(0.01)),
         executor,
@@ -71,13 +118,17 @@ fn client_of(drafter: Option<Drafter>) -> Client {
         vocab: VOCAB,
         tiers: Vec::new(),
         events: None,
-    });
+    })
+    .expect("an engine")
+}
+
+fn client_over(engine: Arc<dyn Engine>, drafter: Option<Drafter>) -> Client {
     let app = App {
         model: ModelFacts { context_length: 1024, ..common::facts() },
         parsers: Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") },
         tokenizer: Arc::new(tokenizer_with(["<|end|>", "<think>", "</think>"])),
         template: Some(Arc::new(tool_template())),
-        ..app(Arc::new(engine.expect("an engine")))
+        ..app(engine)
     };
     Client::with(ServerConfig { speculate: drafter, ..ServerConfig::default() }, app)
 }
@@ -200,6 +251,27 @@ async fn an_answer_is_the_same_with_each_drafter() {
             assert_eq!((of(drafter).await, of(Drafter::Suffix).await), (own.0, suffix.0));
         }
     }
+}
+
+/// Whatever a grammar leaves no choice about: the same tokens and log probabilities as where nothing is drafted.
+#[tokio::test]
+async fn an_answer_is_the_same_without_jump_ahead() {
+    let (jumping, plain) = (client(), without_jumps());
+    let mut forced = 0.0;
+    for name in ["a schema", "a regular expression", "a choice", "a tool that must be called"] {
+        let (_, extra) = cases().into_iter().find(|(case, _)| *case == name).expect("a case");
+        for seed in 0..4 {
+            let base = json!({"temperature": 1, "seed": seed, "max_tokens": 70, "return_token_ids": true, "logprobs": true,
+                "top_logprobs": 3, "logit_bias": {"257": -100}, "speculative.n_max": 0});
+            let ask = merged(base, extra.clone());
+            let with = answer(&jumping, name, ask.clone()).await;
+            assert_eq!(with, answer(&plain, name, ask).await, "{name}, seed {seed}");
+        }
+        let before = forced;
+        forced = jumping.metric("folio:grammar_accepted_forced_tokens_total", &[]).await;
+        assert!(forced > before + 20.0, "{name}: {before} {forced}");
+    }
+    assert_eq!(plain.metric("folio:grammar_forced_tokens_total", &[]).await, 0.0);
 }
 
 /// What must come anyway is drafted without anybody's asking: fewer steps, the same tokens.

@@ -29,6 +29,16 @@ pub(super) struct Form {
     pub normed: bool,
 }
 
+impl Form {
+    fn number(&self, target: &Config) -> usize {
+        if self.counted { target.layers } else { 0 }
+    }
+
+    fn projection_of(&self, target: &Config) -> String {
+        named(self.projection, self.number(target))
+    }
+}
+
 const FORMS: [Form; 3] = [
     // Qwen3-Next, Qwen3.5 and 3.6.
     Form {
@@ -90,11 +100,16 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
+    /// A head in each form, of a model of this configuration whose checkpoint has no table for it.
+    pub fn each_form(target: &Config) -> impl Iterator<Item = Self> {
+        let projections = FORMS.iter().map(|form| form.projection_of(target));
+        projections.filter_map(|projection| Self::find(target, |name| name == projection))
+    }
+
     /// The head of a model of this configuration whose checkpoint has these tensors.
     pub fn find(target: &Config, has: impl Fn(&str) -> bool) -> Option<Self> {
-        let numbered = |form: &Form| if form.counted { target.layers } else { 0 };
-        let form = FORMS.iter().find(|form| has(&named(form.projection, numbered(form))))?;
-        let number = numbered(form);
+        let form = FORMS.iter().find(|form| has(&form.projection_of(target)))?;
+        let number = form.number(target);
         let own = |name: &str| Some(named(name, number)).filter(|name| has(name));
         let embedding = own(form.embedding).unwrap_or_else(|| EMBEDDING.to_owned());
         let of_model = if target.tied { EMBEDDING } else { OUTPUT };

@@ -19,16 +19,36 @@ pub(crate) use form::Stored;
 
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
+use crate::config::Config;
 use crate::decoder::{self, Taps};
 use crate::draft_head::{DraftHead, LoadedHead, bytes_of, load_matrix};
 use crate::error::{ModelError, Result};
 use crate::loader::{LoadOptions, Loading, check};
 use crate::program::{Buf, MatrixId, Op, Program, VectorId};
 use crate::quant::Encoding;
-use crate::weights::{Load, WeightSpec, weight_specs};
+use crate::weights::{Load, TensorSpec, WeightSpec, weight_specs};
 
 /// Fields of a config.json that say how many layers a head has.
 const LAYERS: [&str; 2] = ["num_nextn_predict_layers", "mtp_num_hidden_layers"];
+
+/// The tensors of a head in each form that is known, for a model of this configuration; whose tables it uses is not among what is known here.
+pub fn tensors_read(target: &Config) -> Vec<TensorSpec> {
+    let of = |head: Stored| {
+        let specs = head.weights().into_iter().chain(head.norms());
+        specs.flat_map(|spec| spec.parts).chain([head.projection()]).collect::<Vec<_>>()
+    };
+    Stored::each_form(target).flat_map(of).collect()
+}
+
+/// How many layers of a head the text of a model's config.json speaks of, if of any, and the field that says so. `file` is for messages.
+pub fn layers_stated(file: &str, text: &[u8]) -> Result<Option<(&'static str, u64)>> {
+    let map = crate::checkpoint::json::parse_object(file, text)?;
+    let stated = LAYERS.into_iter().find_map(|field| {
+        let value = map.get(field).or_else(|| map.get("text_config")?.get(field));
+        value.and_then(serde_json::Value::as_u64).filter(|layers| *layers > 0).map(|layers| (field, layers))
+    });
+    Ok(stated)
+}
 
 /// The head of a model. See the module documentation.
 pub struct Head(Stored);
@@ -201,12 +221,7 @@ impl Load<ModelError> for Renamed<'_, '_> {
 fn missing(target: &Checkpoint) -> Result<Option<Head>> {
     let Some(text) = target.read("config.json")? else { return Ok(None) };
     let file = format!("config.json of {}", target.location());
-    let map = crate::checkpoint::json::parse_object(&file, &text)?;
-    let said = LAYERS.into_iter().find_map(|field| {
-        let value = map.get(field).or_else(|| map.get("text_config")?.get(field));
-        value.and_then(serde_json::Value::as_u64).filter(|layers| *layers > 0).map(|layers| (field, layers))
-    });
-    match said {
+    match layers_stated(&file, &text)? {
         None => Ok(None),
         Some((field, layers)) => Err(ModelError::Field {
             file,
