@@ -49,6 +49,14 @@ HEADS = {
                                rms_norm_eps=1e-6, rope_theta=1000000.0, max_position_embeddings=256, vocab_size=VOCAB,
                                draft_vocab_size=VOCAB,
                                eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1], use_aux_hidden_state=True))),
+    # Of gpt-oss: one norm over all layers that are read; here in another order than theirs, and behind the last one, too.
+    "gpt_oss": dict(target="gpt_oss", taps=[2, 1, 3], dtype=torch.bfloat16, layer="midlayer", own_embedding=False, draft_vocab=72,
+                    norm_before_fc=True,
+                    config=dict(architectures=["LlamaForCausalLMEagle3"], model_type="llama", num_hidden_layers=1, hidden_act="silu",
+                                hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                                rms_norm_eps=1e-5, rope_theta=10000.0, max_position_embeddings=256, vocab_size=VOCAB, draft_vocab_size=72,
+                                eagle_config=dict(norm_before_fc=True, eagle_aux_hidden_state_layer_ids=[1, 0, 2],
+                                                  use_aux_hidden_state=True))),
 }
 
 
@@ -96,7 +104,10 @@ class Head:
     def features(self, tapped):
         if self.spec.get("fc_norm"):
             tapped = [norm(x, self.tensors[f"fc_norm.{i}.weight"], self.config["rms_norm_eps"]) for i, x in enumerate(tapped)]
-        return torch.cat(tapped, -1) @ self.tensors["fc.weight"].T
+        tapped = torch.cat(tapped, -1)
+        if self.spec.get("norm_before_fc"):
+            tapped = norm(tapped, self.tensors["input_norm.weight"], self.config["rms_norm_eps"])
+        return tapped @ self.tensors["fc.weight"].T
 
     def rows(self, tokens, features, first):
         """Logits of rows of these tokens, and the features of the rows behind them. Row i lies at position first + i."""
@@ -150,6 +161,8 @@ def randomized(spec, hidden, generator):
         shapes["embed_tokens.weight"] = (VOCAB, width)
     if spec.get("fc_norm"):
         shapes.update({f"fc_norm.{i}.weight": (hidden,) for i in range(len(spec["taps"]))})
+    if spec.get("norm_before_fc"):
+        shapes["input_norm.weight"] = (len(spec["taps"]) * hidden,)
     if spec.get("bias"):
         shapes.update({f"{layer}.self_attn.{name}.bias": (rows,) for name, rows in
                        [("q_proj", q), ("k_proj", kv), ("v_proj", kv), ("o_proj", width)]})

@@ -184,6 +184,16 @@ impl Step<'_> {
                     unsafe { std::ptr::copy_nonoverlapping(x.row(row).cast_const(), out.row(row), x.width) };
                 }
             }
+            Op::Place { x, out, first } => {
+                let (x, out) = (self.buf(x), self.buf(out));
+                for row in worker.share(self.rows(), 1) {
+                    // SAFETY: both rows are this worker's, in buffers that differ, and that of `out` ends no earlier.
+                    unsafe {
+                        let to = out.row(row).add(first);
+                        std::ptr::copy_nonoverlapping(x.row(row).cast_const(), to, x.width);
+                    }
+                }
+            }
             Op::Input { out } => {
                 let out = self.buf(out);
                 for row in worker.share(self.rows(), 1) {

@@ -270,6 +270,10 @@ impl Launches<'_> {
             }
             Op::Scale { x, by } => rows::scale(self.driver, meta, rows, model.planes(x), by),
             Op::Copy { x, out } => rows::copy(self.driver, meta, rows, model.planes(x), model.planes(out)),
+            Op::Place { x, out, first } => {
+                let out = model.planes(out).from(first);
+                rows::copy(self.driver, meta, rows, model.planes(x), &out)
+            }
             Op::Input { out } => rows::input(self.driver, meta, rows, model.planes(out)),
             Op::Linear { x, weight, bias, out, add } => {
                 let out = model.planes(out);

@@ -17,6 +17,14 @@ pub struct Planes {
     pub bf16_stride: u32,
 }
 
+impl Planes {
+    /// The f32 plane from this value of each row on.
+    pub fn from(&self, first: usize) -> Self {
+        let f32 = self.f32.map(|plane| plane.offset(4 * first as u64));
+        Self { width: self.width - first as u32, f32, bf16: None, ..*self }
+    }
+}
+
 /// How many rows a launch covers: the grid is made for `bound`, the count itself is read from the metadata on the device, so that a
 /// captured launch serves every smaller count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,7 +31,7 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             Op::RmsNorm { x, .. } | Op::Scale { x, .. } | Op::Copy { x, .. } => read(x, true),
             // What reads it decides.
             Op::Input { .. } => {}
-            Op::AddRmsNorm { x, out, .. } => {
+            Op::AddRmsNorm { x, out, .. } | Op::Place { x, out, .. } => {
                 read(x, true);
                 read(out, true);
             }
@@ -132,6 +132,7 @@ pub fn refusal(program: &Program, needs: &[Needs]) -> Option<String> {
                 | Op::Linear { .. }
                 | Op::Scale { .. }
                 | Op::AddRmsNorm { .. }
+                | Op::Place { .. }
                 | Op::Experts { .. }
         )
     };

@@ -235,6 +235,16 @@ impl<L: Loaded> ProgramCheck<'_, L> {
             }
             Op::Scale { x, .. } => self.width(x).map(|_| ()),
             Op::Input { out } => self.width(out).map(|_| ()),
+            Op::Place { x, out, first } => {
+                if x == out {
+                    return Err("input and output are one buffer".to_owned());
+                }
+                let (end, width) = (first + self.width(x)?, self.width(out)?);
+                match end <= width {
+                    true => Ok(()),
+                    false => Err(format!("values up to {end} of {width} are written")),
+                }
+            }
             Op::Copy { x, out } => {
                 if x == out {
                     return Err("input and output are one buffer".to_owned());

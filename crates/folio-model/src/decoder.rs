@@ -25,6 +25,8 @@ pub const NUMERICS: u32 = 1;
 pub enum Taps {
     /// The sum of one product for each layer that is tapped, `width` values: rows of every matrix.
     Products { width: usize, of: Vec<Tap> },
+    /// `matrix . norm(x)`, `width` values, of the residual streams before these layers, side by side. The norm has weight and epsilon.
+    Product { width: usize, before: Vec<usize>, norm: (VectorId, f32), matrix: MatrixId },
     /// The residual stream behind the last layer, as it is or through the last norm.
     Last { normed: bool },
 }
@@ -161,13 +163,17 @@ pub fn program(
     };
     let x = buffer(config.hidden);
     let buffers = Buffers::new(config, x, &mut buffer);
-    let tapped = match taps {
-        Some(Taps::Products { width, of }) => Some((of.as_slice(), [buffer(config.hidden), buffer(*width)])),
-        Some(Taps::Last { .. }) | None => None,
-    };
+    let tapped = taps.and_then(|taps| {
+        let (own, width) = match taps {
+            Taps::Products { width, .. } => (config.hidden, *width),
+            Taps::Product { width, before, .. } => (before.len() * config.hidden, *width),
+            Taps::Last { .. } => return None,
+        };
+        Some((taps, [own, width, own].map(&mut buffer)))
+    });
     let last = taps.and_then(|taps| match taps {
         Taps::Last { normed } => Some(normed.then(|| buffer(config.hidden))),
-        Taps::Products { .. } => None,
+        Taps::Products { .. } | Taps::Product { .. } => None,
     });
     program.ropes.push(config.rope.table(max_model_len));
     program.ropes.extend(config.local_rope.as_ref().map(|rope| rope.table(max_model_len)));
@@ -273,10 +279,33 @@ fn read(config: &Config, x: Buf, norm: Option<VectorId>, eps: f32, out: Buf, pro
     }
 }
 
-/// What is tapped of the residual stream, which is `added` times `x`, before layer `index`. The buffers are of the width of `x`, and the
-/// features.
-fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(&[Tap], [Buf; 2])>) {
-    let Some((taps, [own, features])) = tapped else { return };
+/// What is tapped of the residual stream, which is `added` times `x`, before layer `index`. The buffers are of what is multiplied, of the
+/// features, and of what is gathered for a norm.
+fn tap(program: &mut Program, index: usize, x: Buf, added: f64, tapped: Option<(&Taps, [Buf; 3])>) {
+    let Some((taps, [own, features, beside])) = tapped else { return };
+    let taps = match taps {
+        Taps::Products { of, .. } => of.as_slice(),
+        Taps::Product { before, norm: (weight, eps), matrix, .. } => {
+            let hidden = program.buffers[x.0 as usize];
+            for (at, _) in before.iter().enumerate().filter(|(_, before)| **before == index) {
+                program.body.push(Op::Place { x, out: beside, first: at * hidden });
+            }
+            if before.iter().max() == Some(&index) {
+                let eps = (f64::from(*eps) / (added * added)) as f32;
+                program.body.push(Op::RmsNorm { x: beside, weight: *weight, eps, out: own });
+                program.body.push(Op::Linear {
+                    x: own,
+                    weight: *matrix,
+                    bias: None,
+                    out: features,
+                    add: false,
+                });
+                program.features = Some(features);
+            }
+            return;
+        }
+        Taps::Last { .. } => return,
+    };
     for tap in taps.iter().filter(|tap| tap.before == index) {
         let add = program.features.replace(features).is_some();
         match tap.norm {

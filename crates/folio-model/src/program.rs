@@ -411,6 +411,8 @@ pub enum Op {
     Scale { x: Buf, by: f32 },
     /// `out = x`
     Copy { x: Buf, out: Buf },
+    /// The values of `out` from `first` on become those of `x`; its others stay what they are.
+    Place { x: Buf, out: Buf, first: usize },
     /// `out[r] = features[r]`: what the batch gives each row beside its token ([`Batch::features`](crate::backend::Batch::features)).
     Input { out: Buf },
     /// `out += x * weight / sqrt(mean(x^2) + eps)` (the residual stream of a block with a norm behind it). Then `out *= times`, which is one
@@ -513,7 +515,9 @@ impl Op {
             }
             Op::Linear { x, out, add, .. } => [Some(x), add.then_some(out), None],
             Op::WriteKv { qkv, .. } | Op::Attention { qkv, .. } => [Some(qkv), None, None],
-            Op::AddRmsNorm { x, out, .. } | Op::Add { x, out } => [Some(x), Some(out), None],
+            Op::AddRmsNorm { x, out, .. } | Op::Add { x, out } | Op::Place { x, out, .. } => {
+                [Some(x), Some(out), None]
+            }
             Op::Experts { x, logits, out, add, .. } => [Some(x), Some(logits), add.then_some(out)],
             Op::Convolve { x, .. } => [Some(x), None, None],
             Op::DeltaRule { qkv, gates, .. } => [Some(qkv), Some(gates), None],
@@ -535,6 +539,7 @@ impl Op {
             Op::Embed { out, .. }
             | Op::Input { out }
             | Op::Copy { out, .. }
+            | Op::Place { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::Linear { out, .. }
             | Op::GatedLinear { out, .. }

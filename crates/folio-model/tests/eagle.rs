@@ -9,7 +9,7 @@ use folio_model::Checkpoint;
 use folio_model::decoder::{Tap, Taps, program};
 use folio_model::draft_head::DraftHead;
 use folio_model::eagle::{Head, is_head};
-use folio_model::program::{MatrixId, Op, VectorId};
+use folio_model::program::{Buf, MatrixId, Op, VectorId};
 use folio_model::testing::fixture;
 use folio_model::testing::heads::{HEADS, head, target};
 use folio_model::weights::{Load, WeightSpec, weight_specs};
@@ -161,7 +161,9 @@ fn what_is_not_served_is_named() {
     let what = refusal("authors", |config| config["num_hidden_layers"] = 2.into(), as_is);
     assert_names(&what, &["2 layers", "num_hidden_layers", "EAGLE-3 heads of one layer"]);
     let what = refusal("speculators", |config| config["norm_before_fc"] = true.into(), as_is);
-    assert_names(&what, &["norm_before_fc"]);
+    assert_names(&what, &["`fc_norm`", "`norm_before_fc`"]);
+    let what = refusal("authors", |config| config["norm_before_fc"] = true.into(), as_is);
+    assert_names(&what, &["input_norm.weight"]);
     let off = |config: &mut Value| config["eagle_config"]["use_aux_hidden_state"] = false.into();
     assert_names(&refusal("sglang", off, as_is), &["use_aux_hidden_state"]);
     let what = refusal("speculators", |config| config["speculators_model_type"] = "dflash".into(), as_is);
@@ -232,6 +234,19 @@ fn taps_change_nothing_of_the_model() {
             })
             .collect();
         assert_eq!((more.len(), adds), (6, vec![false, true, true]), "{name}");
+        let (width, before) = (24, vec![2, 0, 0]);
+        let taps = Taps::Product { width, before, norm: (VectorId(7), 0.5), matrix: MatrixId(900) };
+        let tapped = program(config, &weights, 64, encoding, Some(&taps));
+        let (features, x) = (tapped.features.expect("features"), plain.head.x);
+        let (more, same): (Vec<_>, Vec<_>) =
+            tapped.body.into_iter().partition(|op| op.writes().0 as usize >= plain.buffers.len());
+        assert_eq!(same, plain.body, "{name}");
+        let (multiplied, gathered) = (Buf(features.0 - 1), Buf(features.0 + 1));
+        let place = |at: usize| Op::Place { x, out: gathered, first: at * config.hidden };
+        let norm = Op::RmsNorm { x: gathered, weight: VectorId(7), eps: 0.5, out: multiplied };
+        let product =
+            Op::Linear { x: multiplied, weight: MatrixId(900), bias: None, out: features, add: false };
+        assert_eq!(more, [place(1), place(2), place(0), norm, product], "{name}");
         for normed in [false, true] {
             let mut last = program(config, &weights, 64, encoding, Some(&Taps::Last { normed }));
             let features = last.features.expect("features");

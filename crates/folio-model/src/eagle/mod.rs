@@ -9,7 +9,8 @@
 //! each row's features out as they go into the head, whose program takes rows of one width from either.
 //!
 //! ```text
-//! features = sum of fc_i . norm_i(x before layer i)            in the model; norm_i only with `fc_norm`
+//! features = sum of fc_i . norm_i(x before layer i)            in the model; norm_i only with `fc_norm`,
+//!            or fc . norm([x before layer i, ...])             with `norm_before_fc`
 //! qkv      = W_e . norm(embedding) + W_f . norm(features)       [W_e | W_f] is what the checkpoint stores
 //! x        = features (or norm(features)) + W_o . attention + mlp(norm)
 //! logits   = head . norm(x); the features of the next row are x, or norm(x) with `norm_output`
@@ -135,6 +136,8 @@ impl Head {
             let norms = 0..self.settings.taps.len();
             specs.extend(norms.map(|tap| self.spec(&format!("fc_norm.{tap}.weight"), &[self.hidden])));
         }
+        let all = self.settings.taps.len() * self.hidden;
+        specs.extend(self.settings.norm_before_fc.then(|| self.spec(INPUT_NORM, &[all])));
         let kv = config.head_sizes(0).kv_width();
         let biases = [("q_proj", config.q_width(0)), ("k_proj", kv), ("v_proj", kv)];
         let bias = |(name, rows): (&str, usize)| self.spec(&format!("LAYER.self_attn.{name}.bias"), &[rows]);
@@ -327,6 +330,15 @@ impl DraftHead for Head {
     fn load_taps(&self, backend: &mut dyn Backend) -> Result<Taps> {
         let eps = self.config().eps;
         let fc = self.matrices().swap_remove(0);
+        if self.settings.norm_before_fc {
+            let norm = self.spec(INPUT_NORM, &[fc.shape[1]]);
+            return Ok(Taps::Product {
+                width: self.width(),
+                before: self.settings.taps.clone(),
+                norm: (self.vector(backend, &[norm])?, eps),
+                matrix: self.matrix(backend, &[fc], None)?,
+            });
+        }
         let mut of = Vec::with_capacity(self.settings.taps.len());
         for (index, &before) in self.settings.taps.iter().enumerate() {
             let columns = index * self.hidden..(index + 1) * self.hidden;
@@ -358,6 +370,8 @@ impl DraftHead for Head {
 }
 
 const EMBEDDING: &str = "embed_tokens.weight";
+/// With `norm_before_fc`.
+const INPUT_NORM: &str = "input_norm.weight";
 const OUTPUT: &str = "lm_head.weight";
 const EMBEDDING_OF_MODEL: &str = "model.embed_tokens.weight";
 

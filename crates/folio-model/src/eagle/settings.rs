@@ -34,6 +34,8 @@ pub(super) struct Settings {
     pub norm_before_residual: bool,
     /// Each layer that it reads has a norm of its own.
     pub fc_norm: bool,
+    /// They have one together, side by side.
+    pub norm_before_fc: bool,
     /// The next row's features are normalized.
     pub norm_output: bool,
 }
@@ -95,9 +97,11 @@ impl Settings {
             let what = "a head that reads the last layer alone (field `use_aux_hidden_state`)".to_owned();
             return Err(unsupported(file, what));
         }
-        if flag("norm_before_fc")? == Some(true) {
-            let what = "a norm over all layers that the head reads (field `norm_before_fc`)".to_owned();
-            return Err(unsupported(file, what));
+        let [fc_norm, norm_before_fc] = ["fc_norm", "norm_before_fc"].map(flag);
+        let [fc_norm, norm_before_fc] = [fc_norm?.unwrap_or(false), norm_before_fc?.unwrap_or(false)];
+        if fc_norm && norm_before_fc {
+            let what = "a norm for each layer that the head reads and one for all (fields `fc_norm`, `norm_before_fc`)";
+            return Err(unsupported(file, what.to_owned()));
         }
         if let Some(stated) = fields.size_opt("target_hidden_size", WIDTH_MAX)?
             && stated != target.hidden
@@ -111,7 +115,8 @@ impl Settings {
             taps: taps(fields, own, target)?,
             // As vLLM has it where a speculator says nothing.
             norm_before_residual: flag("norm_before_residual")?.unwrap_or(speculators.is_some()),
-            fc_norm: flag("fc_norm")?.unwrap_or(false),
+            fc_norm,
+            norm_before_fc,
             norm_output: flag("norm_output")?.unwrap_or(false),
             file: file.to_owned(),
             config,

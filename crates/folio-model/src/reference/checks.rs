@@ -121,6 +121,10 @@ impl ReferenceBackend {
                 }
                 Op::Scale { x, .. } => self.width(x.0).is_some(),
                 Op::Input { out } => self.width(out.0).is_some(),
+                Op::Place { x, out, first } => {
+                    x != out
+                        && self.width(x.0).zip(self.width(out.0)).is_some_and(|(x, out)| first + x <= out)
+                }
                 Op::Copy { x, out } => x != out && self.width(x.0) == self.width(out.0),
                 Op::AddRmsNorm { x, weight, out, times, .. } => {
                     x != out

@@ -107,6 +107,14 @@ impl ReferenceBackend {
             }
             Op::Scale { x, by } => self.buffers[x.0 as usize].iter_mut().for_each(|value| *value *= by),
             Op::Copy { x, out } => self.buffers[out.0 as usize] = self.buffers[x.0 as usize].clone(),
+            Op::Place { x, out, first } => {
+                let x = self.buffers[x.0 as usize].clone();
+                let (width, all) = (x.len() / batch.tokens.len(), self.program.buffers[out.0 as usize]);
+                let out = &mut self.buffers[out.0 as usize];
+                out.resize(batch.tokens.len() * all, 0.0);
+                let rows = out.chunks_mut(all).zip(x.chunks(width));
+                rows.for_each(|(out, x)| out[first..first + width].copy_from_slice(x));
+            }
             Op::Input { out } => self.buffers[out.0 as usize].clone_from(&batch.features),
             Op::AddRmsNorm { x, weight, eps, out, times } => {
                 let (weight, times) = (self.vector(weight), times.map_or(1.0, |times| self.vector(times)[0]));

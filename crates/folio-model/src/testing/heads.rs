@@ -13,7 +13,7 @@ use crate::loader::{LoadOptions, Model};
 use crate::{eagle, mtp};
 
 /// EAGLE-3 heads, one for each form in which they are published.
-pub const HEADS: &[&str] = &["authors", "speculators", "sglang"];
+pub const HEADS: &[&str] = &["authors", "speculators", "sglang", "gpt_oss"];
 
 /// Models with an MTP head, likewise; but for that they are the fixture `qwen3`.
 pub const WITH_MTP: &[&str] = &["qwen", "deepseek", "mimo"];
