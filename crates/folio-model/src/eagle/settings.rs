@@ -97,7 +97,7 @@ impl Settings {
             let what = "a head that reads the last layer alone (field `use_aux_hidden_state`)".to_owned();
             return Err(unsupported(file, what));
         }
-        let [fc_norm, norm_before_fc] = ["fc_norm", "norm_before_fc"].map(&flag);
+        let [fc_norm, norm_before_fc] = ["fc_norm", "norm_before_fc"].map(flag);
         let [fc_norm, norm_before_fc] = [fc_norm?.unwrap_or(false), norm_before_fc?.unwrap_or(false)];
         if fc_norm && norm_before_fc {
             let what = "a norm for each layer that the head reads and one for all (fields `fc_norm`, `norm_before_fc`)";

@@ -110,7 +110,9 @@ impl ReferenceBackend {
             Op::Place { x, out, first } => {
                 let x = self.buffers[x.0 as usize].clone();
                 let (width, all) = (x.len() / batch.tokens.len(), self.program.buffers[out.0 as usize]);
-                let rows = self.buffers[out.0 as usize].chunks_mut(all).zip(x.chunks(width));
+                let out = &mut self.buffers[out.0 as usize];
+                out.resize(batch.tokens.len() * all, 0.0);
+                let rows = out.chunks_mut(all).zip(x.chunks(width));
                 rows.for_each(|(out, x)| out[first..first + width].copy_from_slice(x));
             }
             Op::Input { out } => self.buffers[out.0 as usize].clone_from(&batch.features),
