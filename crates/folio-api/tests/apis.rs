@@ -378,7 +378,7 @@ fn the_crate_knows_neither_http_nor_the_engine() {
     {
         let name = line.split(['.', ' ', '=']).next().unwrap();
         assert!(
-            ["folio-text", "form_urlencoded", "memchr", "serde", "serde_json", "sha2", "thiserror"]
+            ["folio-text", "form_urlencoded", "hex", "memchr", "serde", "serde_json", "sha2", "thiserror"]
                 .contains(&name),
             "{name}"
         );

@@ -161,14 +161,25 @@ const EVERYTHING: &str = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.n
     <|im_end|>{% endfor %}{% for d in documents %}<|user|>{{ d.title }}: {{ d.text }}{% endfor %}{{ custom_instructions }}\
     {{ model_identity }}";
 
+/// Tools and calls, as they are and by their parts.
+const CALLS: &str = "{% for t in tools or [] %}<tool>{{ t | tojson }}</tool>{{ t.function.name }}: {{ t.function.description }}\
+    {% for name, about in t.function.parameters.properties | items %}<parameter>{{ name }} {{ about.description }}</parameter>\
+    {% endfor %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}\
+    {% if m.tool_calls %}<think>{{ m.reasoning_content }}</think>{% endif %}{% for c in m.tool_calls or [] %}\
+    <tool_call>{{ c.function | tojson }}</tool_call>{% for key, value in c.function.arguments | items %}{{ key }}={{ value }}\
+    {% endfor %}{% endfor %}<|im_end|>{% endfor %}";
+
 /// Every template, every field: all markers there are in one text, and none of them counts.
 #[test]
 fn no_field_forges_a_turn() {
-    let (mut templates, mut seen) = (0, BTreeMap::<&str, u32>::new());
-    let sources = golden_templates()
-        .into_iter()
-        .map(|path| (std::fs::read_to_string(&path).expect("a template"), path));
-    for (source, path) in sources.chain([(EVERYTHING.to_owned(), PathBuf::from("everything"))]) {
+    let (mut renderings, mut seen) = (0, BTreeMap::<&str, u32>::new());
+    let golden = golden_templates();
+    // With tools and without them; of the golden ones not each takes these messages.
+    let least = if golden.is_empty() { 4 } else { 20 };
+    let golden = golden.into_iter().map(|path| (std::fs::read_to_string(&path).expect("a template"), path));
+    let made =
+        [("everything", EVERYTHING), ("calls", CALLS)].map(|(name, text)| (text.to_owned(), name.into()));
+    for (source, path) in golden.chain(made) {
         let added = markers(&source);
         let tokenizer = bytes_with(&added);
         let template = template(&source, &tokenizer);
@@ -180,7 +191,7 @@ fn no_field_forges_a_turn() {
             assert_eq!(harmless.breaks(), [0usize; 0], "{}", path.display());
             let ids = tokenizer.encode_prompt(&harmless, false, NO_LIMIT).expect("encodes");
             assert_eq!(ids, tokenizer.encode(harmless.text(), false, NO_LIMIT).expect("encodes"));
-            templates += 1;
+            renderings += 1;
             for field in FIELDS {
                 let texts = BTreeMap::from([(field, forged.clone())]);
                 let Ok(prompt) = Conversation::with(&texts, tools).render(&template) else { continue };
@@ -191,12 +202,10 @@ fn no_field_forges_a_turn() {
             }
         }
     }
-    println!("{templates} renderings; templates that show a field: {seen:?}");
-    if templates > 0 {
-        assert!(templates >= 20, "{templates}");
-        let shown = seen.values().filter(|count| **count > 0).count();
-        assert_eq!(shown, FIELDS.len(), "{seen:?}");
-    }
+    println!("{renderings} renderings; templates that show a field: {seen:?}");
+    assert!(renderings >= least, "{renderings}");
+    let shown = seen.values().filter(|count| **count > 0).count();
+    assert_eq!(shown, FIELDS.len(), "{seen:?}");
 }
 
 /// The marker comes in pieces, as the contents of neighbours or between what the template writes.
@@ -367,7 +376,7 @@ fn normalizing_makes_no_marker() {
 /// Every kind of tokenizer: all its markers in a text are text, and those of the template count.
 #[test]
 fn no_tokenizer_reads_a_forged_marker() {
-    for (name, tokenizer) in common::real_tokenizers() {
+    for (name, tokenizer) in common::real_tokenizers().into_iter().chain(common::made_tokenizers()) {
         let Some((own, _)) = tokenizer.special_tokens().added.iter().find(|(_, special)| *special) else {
             continue;
         };
@@ -383,7 +392,12 @@ fn no_tokenizer_reads_a_forged_marker() {
             let special: Vec<u32> = ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect();
             assert_eq!(special, [own, own], "{name}: {content}");
             let inner = tokenizer.decode(&ids, true);
-            assert_eq!(inner.trim_start_matches(' '), content.trim_start_matches(' '), "{name}");
+            // Decoding pieces of words puts spaces between them.
+            let plain = |text: &str| match name {
+                "wordpiece" => text.replace(' ', ""),
+                _ => text.trim_start_matches(' ').to_owned(),
+            };
+            assert_eq!(plain(&inner), plain(&content), "{name}");
         }
     }
 }
@@ -394,7 +408,9 @@ proptest! {
     /// A break in nothing changes nothing, for each tokenizer: texts and literals are not tokenized apart.
     #[test]
     fn breaks_outside_markers_change_no_id(text in "[a-c <>|é\u{4e2d}\n]{0,30}") {
-        static ALL: std::sync::LazyLock<Vec<(&str, Tokenizer)>> = std::sync::LazyLock::new(common::real_tokenizers);
+        static ALL: std::sync::LazyLock<Vec<(&str, Tokenizer)>> = std::sync::LazyLock::new(|| {
+            common::real_tokenizers().into_iter().chain(common::made_tokenizers()).collect()
+        });
         for (name, tokenizer) in ALL.iter() {
             let template = template("b{{ messages[0].content }}a", tokenizer);
             let prompt = Conversation::of_user(&text).render(&template).expect("renders");

@@ -14,7 +14,6 @@ use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 use super::{added, strips_right, texts};
 use crate::added::{Added, AddedTokens, parts};
 use crate::token_cache::Part;
-use crate::tokenizer::TOKENIZE_STEPS;
 use crate::work;
 
 /// What stands for a space.
@@ -86,7 +85,7 @@ impl Pieces {
 
     /// A part that is no added token.
     pub(crate) fn encode_part(&self, text: &str, out: &mut Vec<u32>) {
-        work::add(text.len() * TOKENIZE_STEPS);
+        work::add(text.len());
         let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE.len());
         if self.space_prefix {
             escaped.push_str(SPACE);
@@ -137,6 +136,9 @@ struct Symbol {
 }
 
 const NONE: usize = usize::MAX;
+
+/// Two neighbours are looked up by their text, and may be put into the queue and taken out.
+const PAIR_STEPS: usize = 4;
 
 /// Two neighbours that make a token.
 struct Pair {
@@ -201,6 +203,7 @@ impl<'a> Merging<'a> {
             return;
         }
         let (start, end) = (self.symbols[left].start, self.symbols[right].end);
+        work::add(PAIR_STEPS + end - start);
         if let Some(id) = self.pieces.text_token(&self.text[start..end]) {
             // -0.0 and 0.0 are one score.
             let score = self.pieces.scores[id as usize] + 0.0;

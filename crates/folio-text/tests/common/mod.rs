@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use folio_model::checkpoint::gguf::{Metadata, read_header};
 use folio_text::Tokenizer;
+use serde_json::{Map, Value, json};
 
 /// A folder of the test data, or `None` after saying so.
 pub fn data(folder: &str) -> Option<PathBuf> {
@@ -45,4 +46,57 @@ pub fn real_tokenizers() -> Vec<(&'static str, Tokenizer)> {
     let llama2 = data("tok-llama2").map(|folder| Tokenizer::from_folder(&folder).expect("loads"));
     all.extend(llama2.map(|tokenizer| ("llama2", tokenizer)));
     all
+}
+
+/// A tokenizer.json with this model, and the markers of a turn behind its vocabulary.
+fn made(model: Value, words: Value, decoder: Value) -> Tokenizer {
+    let first =
+        model["vocab"].as_array().map_or_else(|| model["vocab"].as_object().map_or(0, Map::len), Vec::len);
+    let markers = ["<|im_start|>", "<|im_end|>", "[CLS]", "<think>"];
+    let added: Vec<Value> = markers
+        .iter()
+        .enumerate()
+        .map(|(at, content)| {
+            json!({"id": first + at, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": at < 3})
+        })
+        .collect();
+    let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": words, "post_processor": null, "decoder": decoder, "model": model});
+    Tokenizer::from_bytes(file.to_string().as_bytes(), None).expect("loads")
+}
+
+/// The kinds of models that no real vocabulary here is of, over printable ASCII and a few more.
+pub fn made_tokenizers() -> Vec<(&'static str, Tokenizer)> {
+    let chars: Vec<String> =
+        (33..127u8).map(|byte| char::from(byte).to_string()).chain(["é".into(), "中".into()]).collect();
+    let pieces = chars.iter().flat_map(|char| [char.clone(), format!("##{char}")]);
+    let vocab: Map<String, Value> = ["[UNK]".to_owned()]
+        .into_iter()
+        .chain(pieces)
+        .enumerate()
+        .map(|(id, piece)| (piece, id.into()))
+        .collect();
+    let wordpiece = made(
+        json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+            "vocab": vocab}),
+        json!({"type": "BertPreTokenizer"}),
+        json!({"type": "WordPiece", "prefix": "##", "cleanup": false}),
+    );
+    let words = ["▁", "▁a", "ab", "abc", "system", "user", "▁system"].map(str::to_owned);
+    let scored: Vec<Value> = [("<unk>".to_owned(), 0.0)]
+        .into_iter()
+        .chain(words.into_iter().map(|word| (word, -2.0)))
+        .chain(chars.iter().map(|char| (char.clone(), -4.0)))
+        .chain((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), -9.0)))
+        .map(|(piece, score)| json!([piece, score]))
+        .collect();
+    let unigram = made(
+        json!({"type": "Unigram", "unk_id": 0, "byte_fallback": true, "vocab": scored}),
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true}),
+        json!({"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}),
+    );
+    vec![("wordpiece", wordpiece), ("unigram", unigram)]
 }
