@@ -317,7 +317,9 @@ async fn without_targets_chats_have_half_a_second_and_completions_a_tenth() {
 async fn what_waits_what_is_unused_and_how_full_steps_are() {
     let engine = engine_with(Duration::from_millis(2), 1);
     let client = Client::with(ServerConfig::default(), app(Arc::new(engine.clone())));
-    let ask = |letter: &str| client.complete(json!({"prompt": letter.repeat(100), "max_tokens": 100}));
+    let ask = |letter: &str| {
+        client.complete(json!({"prompt": letter.repeat(100), "max_tokens": 100, "ignore_eos": true}))
+    };
     let looked = async {
         let why = until(&client, |why| number(why, "/queue/reasons/turn/now") == 2.0).await;
         assert_eq!((number(&why, "/queue/running"), number(&why, "/queue/waiting")), (1.0, 2.0));
@@ -380,7 +382,9 @@ async fn who_waits_for_room_is_told_apart() {
     let engine = engine_with(Duration::from_millis(2), 8);
     let client = Client::with(ServerConfig::default(), app(Arc::new(engine.clone())));
     // 13 blocks each to begin with, of 64.
-    let ask = |letter: &str| client.complete(json!({"prompt": letter.repeat(200), "max_tokens": 50}));
+    let ask = |letter: &str| {
+        client.complete(json!({"prompt": letter.repeat(200), "max_tokens": 50, "ignore_eos": true}))
+    };
     let looked = async {
         let why = until(&client, |why| number(why, "/queue/reasons/capacity/now") == 1.0).await;
         let capacity = |name: &str| number(&why, &format!("/queue/reasons/capacity/{name}"));
