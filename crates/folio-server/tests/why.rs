@@ -124,9 +124,9 @@ async fn a_tenant_sees_its_own_and_operators_see_all() {
     let client = Client::with(config, app(Arc::new(engine.clone())));
     let (one, two) = (client.key("k1"), client.key("k2"));
     assert_eq!(client.get("/v1/why").await.status.as_u16(), 401);
-    let reply = one.complete(json!({"prompt": "x".repeat(100), "max_tokens": 5})).await;
+    let reply = one.complete(json!({"prompt": "x".repeat(100), "max_tokens": 5, "ignore_eos": true})).await;
     let id = reply.headers["x-request-id"].to_str().unwrap().to_owned();
-    two.complete(json!({"prompt": "y".repeat(60), "max_tokens": 3})).await;
+    two.complete(json!({"prompt": "y".repeat(60), "max_tokens": 3, "ignore_eos": true})).await;
     idle(&engine).await;
 
     let own = one.get("/v1/why").await.json();
@@ -278,8 +278,10 @@ async fn who_is_in_time_and_how_many_a_second() {
     let why = WhyConfig { targets, ..WhyConfig::default() };
     let client = Client::with(ServerConfig { why, ..Default::default() }, app(Arc::new(engine.clone())));
     for turn in 0..3 {
-        client.chat(json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2})).await;
-        let id = client.complete(json!({"prompt": "x".repeat(40 + turn), "max_tokens": 2})).await;
+        client.chat(json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "ignore_eos": true})).await;
+        let id = client
+            .complete(json!({"prompt": "x".repeat(40 + turn), "max_tokens": 2, "ignore_eos": true}))
+            .await;
         let id = id.headers["x-request-id"].to_str().unwrap().to_owned();
         let told = client.get(&format!("/v1/why?request={id}")).await.json();
         assert_eq!((&told["in_time"], number(&told, "/target_s")), (&json!(false), 0.0));
