@@ -5,22 +5,48 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, VOCAB, app};
-use folio_engine::{EngineHandle, EngineParts, ModelExecutor, SchedulerConfig, SystemClock};
+use common::{Client, FakeEngine, VOCAB, app};
+use folio_engine::plan::ExecutorError;
+use folio_engine::{
+    EngineHandle, EngineParts, Executor, ModelExecutor, SchedulerConfig, StepOutput, StepPlan, SystemClock,
+};
 use folio_kv::{CacheConfig, KvCache, default_policy};
 use folio_server::ServerConfig;
-use folio_server::why::{Rates, Roofline, StepCosts, StepNeeds, StepShape, WhyConfig};
+use folio_server::why::{Rates, Roofline, StepCosts, StepNeeds, StepShape, Targets, WhyConfig};
 use folio_sim::SimBackend;
 use serde_json::{Value, json};
 
 fn engine() -> EngineHandle {
-    let config = SchedulerConfig { max_model_len: 512, max_num_batched_tokens: 64, ..Default::default() };
+    engine_with(Duration::ZERO, SchedulerConfig::default().max_num_seqs)
+}
+
+/// A real executor, each step of which takes so much longer.
+struct Slow(ModelExecutor, Duration);
+
+impl Executor for Slow {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.0.begin(plan)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        std::thread::sleep(self.1);
+        self.0.finish()
+    }
+}
+
+fn engine_with(pause: Duration, max_num_seqs: u32) -> EngineHandle {
+    let config = SchedulerConfig {
+        max_model_len: 512,
+        max_num_batched_tokens: 64,
+        max_num_seqs,
+        ..Default::default()
+    };
     let backend = SimBackend::new(VOCAB as usize, 64, 16, 64, 64);
     let geometry = CacheConfig { blocks: 64, block_tokens: 16, bytes_per_block: 1 << 20 };
     folio_engine::start(EngineParts {
         config,
         cache: KvCache::new(geometry, default_policy(0.01)),
-        executor: Box::new(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64)),
+        executor: Box::new(Slow(ModelExecutor::new(Box::new(backend), VOCAB as usize, 64, 64), pause)),
         clock: Arc::new(SystemClock::new()),
         vocab: VOCAB,
         tiers: Vec::new(),
@@ -98,9 +124,9 @@ async fn a_tenant_sees_its_own_and_operators_see_all() {
     let client = Client::with(config, app(Arc::new(engine.clone())));
     let (one, two) = (client.key("k1"), client.key("k2"));
     assert_eq!(client.get("/v1/why").await.status.as_u16(), 401);
-    let reply = one.complete(json!({"prompt": "x".repeat(100), "max_tokens": 5})).await;
+    let reply = one.complete(json!({"prompt": "x".repeat(100), "max_tokens": 5, "ignore_eos": true})).await;
     let id = reply.headers["x-request-id"].to_str().unwrap().to_owned();
-    two.complete(json!({"prompt": "y".repeat(60), "max_tokens": 3})).await;
+    two.complete(json!({"prompt": "y".repeat(60), "max_tokens": 3, "ignore_eos": true})).await;
     idle(&engine).await;
 
     let own = one.get("/v1/why").await.json();
@@ -180,7 +206,12 @@ impl StepCosts for Costs {
 #[tokio::test]
 async fn with_a_profile_steps_are_told_as_shares_of_the_machines_limits() {
     let engine = engine();
-    let rates = Rates { read_bytes_per_s: 1e12, weight_op_per_s: 1e12, attention_op_per_s: 1e12 };
+    let rates = Rates {
+        read_bytes_per_s: 1e12,
+        weight_op_per_s: 1e12,
+        attention_op_per_s: 1e12,
+        copy_bytes_per_s: 1e12,
+    };
     let why = WhyConfig { roofline: Ok(Roofline { costs: Arc::new(Costs), rates }), ..WhyConfig::default() };
     let client = Client::with(ServerConfig { why, ..Default::default() }, app(Arc::new(engine.clone())));
     client.complete(json!({"prompt": "x".repeat(100), "max_tokens": 20})).await;
@@ -224,5 +255,144 @@ async fn a_client_that_breaks_its_own_prefix_is_told_where_and_nobody_is_told_wh
         json!([]),
         "whose prompts are alike is told nothing"
     );
+    engine.stop();
+}
+
+/// Asks until it is so.
+async fn until(client: &Client, is_so: impl Fn(&Value) -> bool) -> Value {
+    let mut why = json!(null);
+    for _ in 0..2000 {
+        why = client.get("/v1/why").await.json();
+        if is_so(&why) {
+            return why;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("it never came to that: {why:#}");
+}
+
+#[tokio::test]
+async fn who_is_in_time_and_how_many_a_second() {
+    let engine = engine();
+    let targets = Targets { chat: Duration::from_secs(3600), completion: Duration::ZERO };
+    let why = WhyConfig { targets, ..WhyConfig::default() };
+    let client = Client::with(ServerConfig { why, ..Default::default() }, app(Arc::new(engine.clone())));
+    for turn in 0..3 {
+        client.chat(json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "ignore_eos": true})).await;
+        let id = client
+            .complete(json!({"prompt": "x".repeat(40 + turn), "max_tokens": 2, "ignore_eos": true}))
+            .await;
+        let id = id.headers["x-request-id"].to_str().unwrap().to_owned();
+        let told = client.get(&format!("/v1/why?request={id}")).await.json();
+        assert_eq!((&told["in_time"], number(&told, "/target_s")), (&json!(false), 0.0));
+    }
+    let why = client.get("/v1/why").await.json();
+    let served = |name: &str| number(&why, &format!("/served/{name}"));
+    assert_eq!((served("requests"), served("first_tokens"), served("in_time")), (6.0, 6.0, 3.0));
+    assert_eq!(served("in_time_share"), 0.5);
+    let window = number(&why, "/window_s");
+    assert!((served("goodput_per_s") * window - 3.0).abs() < 1e-9, "{why:#}");
+    assert!((served("output_tokens_per_s") * window - 12.0).abs() < 1e-9, "{why:#}");
+    engine.stop();
+}
+
+#[tokio::test]
+async fn without_targets_chats_have_half_a_second_and_completions_a_tenth() {
+    let client = Client::new(FakeEngine::saying("hello"));
+    let why = client.get("/v1/why").await.json();
+    assert_eq!(why["served"]["targets"], json!({"chat_s": 0.5, "completion_s": 0.1}));
+    let chat = client.chat(json!({"messages": [{"role": "user", "content": "hello"}]})).await;
+    let completion = client.complete(json!({"prompt": "x"})).await;
+    for (reply, wanted) in [(chat, 0.5), (completion, 0.1)] {
+        let id = reply.headers["x-request-id"].to_str().unwrap().to_owned();
+        let told = client.get(&format!("/v1/why?request={id}")).await.json();
+        assert_eq!(number(&told, "/target_s"), wanted);
+        let first = number(&told, "/time_to_first_token_s");
+        assert_eq!(told["in_time"], json!(first <= wanted));
+    }
+    // What each tier has, by its name.
+    let none = json!({"bytes": 0, "blocks": 0, "blocks_loaded": 0, "blocks_evicted": 0});
+    assert_eq!(why["cache"]["tiers"], json!({"disk": none}));
+}
+
+#[tokio::test]
+async fn what_waits_what_is_unused_and_how_full_steps_are() {
+    let engine = engine_with(Duration::from_millis(2), 1);
+    let client = Client::with(ServerConfig::default(), app(Arc::new(engine.clone())));
+    let ask = |letter: &str| {
+        client.complete(json!({"prompt": letter.repeat(100), "max_tokens": 100, "ignore_eos": true}))
+    };
+    let looked = async {
+        let why = until(&client, |why| number(why, "/queue/reasons/turn/now") == 2.0).await;
+        assert_eq!((number(&why, "/queue/running"), number(&why, "/queue/waiting")), (1.0, 2.0));
+        assert!(number(&why, "/queue/reasons/turn/mean") > 0.0, "{why:#}");
+        // Of the last block's 16 slots one at least is used.
+        let why = until(&client, |why| number(why, "/cache/waste") > 0.0).await;
+        let (waste, active) = (number(&why, "/cache/waste"), number(&why, "/cache/bytes/active"));
+        assert!(waste * active / f64::from(1 << 20) <= 15.0 / 16.0, "{why:#}");
+        // Room for the longest sequence, of 256 tokens, in one piece would be 16 blocks.
+        assert_eq!(number(&why, "/cache/contiguous/bytes"), 16.0 * f64::from(1 << 20));
+        assert_eq!(number(&why, "/cache/contiguous/paged_bytes"), active);
+    };
+    tokio::join!(ask("x"), ask("y"), ask("z"), looked);
+    idle(&engine).await;
+    let why = client.get("/v1/why").await.json();
+    let batch = |name: &str| number(&why, &format!("/batch/{name}"));
+    let rows = batch("prompt_tokens") + batch("output_tokens");
+    // The first token of an answer comes with its prompt.
+    assert_eq!((batch("prompt_tokens"), batch("output_tokens")), (300.0, 297.0));
+    assert!((batch("budget_used") - rows / batch("steps") / 64.0).abs() < 1e-9, "{why:#}");
+    assert!((batch("tokens_per_step") - rows / batch("steps")).abs() < 1e-9, "{why:#}");
+    assert_eq!((number(&why, "/cache/waste"), &why["cache"]["lifetime_s"]), (0.0, &json!(null)));
+    engine.stop();
+}
+
+#[tokio::test]
+async fn how_long_content_stays_and_what_larger_caches_would_hit() {
+    let engine = engine();
+    let client = Client::with(ServerConfig::default(), app(Arc::new(engine.clone())));
+    // Twice the same nine prompts of 13 blocks; the cache has 64.
+    for _ in 0..2 {
+        for letter in "abcdefghi".chars() {
+            client.complete(json!({"prompt": letter.to_string().repeat(208), "max_tokens": 1})).await;
+        }
+    }
+    idle(&engine).await;
+    let hits = "/cache/unbounded/hit_share";
+    let why =
+        until(&client, |why| why.pointer(hits).and_then(Value::as_f64).is_some_and(|share| share > 0.49))
+            .await;
+    let (evicted, cached) = (number(&why, "/cache/evicted_blocks"), number(&why, "/cache/bytes/cached"));
+    let stays = cached / f64::from(1 << 20) * number(&why, "/window_s") / evicted;
+    assert!(evicted > 0.0 && (number(&why, "/cache/lifetime_s") / stays - 1.0).abs() < 1e-9, "{why:#}");
+    let unbounded = number(&why, hits);
+    assert!(unbounded <= 0.5, "each was asked for twice: {why:#}");
+    let by_memory = why["cache"]["unbounded"]["by_memory"].as_array().unwrap();
+    let times: Vec<f64> = by_memory.iter().map(|of| number(of, "/times")).collect();
+    let shares: Vec<f64> = by_memory.iter().map(|of| number(of, "/hit_share")).collect();
+    assert_eq!(times, [1.0, 1.5, 2.0, 4.0, 8.0]);
+    // All 117 blocks fit into twice the memory, and of the present the last ones are gone before they come again.
+    assert!(shares.is_sorted() && shares[0] < 0.1, "{shares:?}");
+    assert!((shares[2] - unbounded).abs() < 1e-6 && (shares[4] - unbounded).abs() < 1e-6, "{shares:?}");
+    assert_eq!(number(&why, "/cache/unbounded/prompts_left_out"), 0.0);
+    assert!(number(&why, "/cache/unbounded/found_share") < unbounded);
+    engine.stop();
+}
+
+#[tokio::test]
+async fn who_waits_for_room_is_told_apart() {
+    let engine = engine_with(Duration::from_millis(2), 8);
+    let client = Client::with(ServerConfig::default(), app(Arc::new(engine.clone())));
+    // 13 blocks each to begin with, of 64.
+    let ask = |letter: &str| {
+        client.complete(json!({"prompt": letter.repeat(200), "max_tokens": 50, "ignore_eos": true}))
+    };
+    let looked = async {
+        let why = until(&client, |why| number(why, "/queue/reasons/capacity/now") == 1.0).await;
+        let capacity = |name: &str| number(&why, &format!("/queue/reasons/capacity/{name}"));
+        assert!(capacity("mean") > 0.0 && capacity("began") >= 1.0, "{why:#}");
+        assert_eq!(number(&why, "/queue/reasons/tier_load/began"), 0.0);
+    };
+    tokio::join!(ask("v"), ask("w"), ask("x"), ask("y"), ask("z"), looked);
     engine.stop();
 }
