@@ -403,7 +403,7 @@ fn beside_a_prompt_a_draft_costs_what_a_row_of_the_prompt_does() {
     let timed = |wrong_every: u32| {
         let time = Arc::default();
         let engine = modelled(unrepeated, Device::waited_for(us), &time);
-        let wrong = |position: u32| wrong_every > 0 && position % wrong_every == 0;
+        let wrong = |position: u32| wrong_every > 0 && position.is_multiple_of(wrong_every);
         let guess = |position| (unrepeated(position) + u32::from(wrong(position))) % VOCAB;
         let guess: Vec<u32> = (3..153).map(guess).collect();
         let from = if wrong_every > 0 { with(Drafter::Suffix, &guess) } else { None };
