@@ -11,7 +11,7 @@ use folio_engine::{DRAFTS_MAX, Drafter, SamplingParams, Speculation};
 use serde::Serialize;
 
 use super::engine::{Answer, Bench, together};
-use super::stats::median;
+use super::stats::{median, median_interval};
 use super::table;
 
 /// Tokens of a prompt, and of an answer at least.
@@ -38,6 +38,8 @@ pub(super) struct Drafted {
     /// On by off, of each repetition.
     ratios: Vec<f64>,
     ratio: f64,
+    /// Between which it is with 95 % confidence.
+    interval: (f64, f64),
     /// What the ratio could be, if every sequence had the best number of drafts in every step, they were right as often as these,
     /// and finding them took no time; by the times of steps with so many sequences. `None`: there were no drafts.
     bound: Option<f64>,
@@ -87,6 +89,7 @@ impl Bench<'_> {
                 off_tokens_per_s: median(rounds.iter().map(|round| round.off).collect()),
                 on_tokens_per_s: median(rounds.iter().map(|round| round.on).collect()),
                 ratio: median(ratios.clone()),
+                interval: median_interval(&ratios),
                 ratios,
                 bound: (drafts > 0).then(|| bound(&times, batch, share)),
             });
@@ -164,8 +167,7 @@ fn rate_of(answers: &[Answer]) -> Result<f64> {
 
 pub(super) fn table(measured: &[Drafted]) -> String {
     let row = |drafted: &Drafted| {
-        let least = drafted.ratios.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = drafted.ratios.iter().copied().fold(0.0, f64::max);
+        let (least, most) = drafted.interval;
         vec![
             match drafted.expected {
                 Some(share) => format!("batch {}, predictions right: {share} %", drafted.batch),
@@ -179,7 +181,7 @@ pub(super) fn table(measured: &[Drafted]) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
-    let header = ["speculation", "drafts right", "off, tokens/s", "on, tokens/s", "on / off", "bound"];
+    let header = ["speculation", "drafts right", "off, tokens/s", "on, tokens/s", "on / off (95 %)", "bound"];
     table::render(&header, &rows)
 }
 

@@ -45,6 +45,19 @@ pub fn median(samples: Vec<f64>) -> f64 {
     Summary::of(samples).p50
 }
 
+/// Bounds between which the median lies with 95 % confidence: percentiles of the medians of 2,000 draws with replacement (bootstrap).
+pub fn median_interval(samples: &[f64]) -> (f64, f64) {
+    let (mut random, count) = (Random::new(0), samples.len());
+    let mut medians: Vec<f64> = (0..if count > 0 { 2000 } else { 0 })
+        .map(|_| median((0..count).map(|_| samples[random.below(count as u64) as usize]).collect()))
+        .collect();
+    medians.sort_by(f64::total_cmp);
+    match medians.is_empty() {
+        true => (0.0, 0.0),
+        false => (percentile(&medians, 2.5), percentile(&medians, 97.5)),
+    }
+}
+
 /// A generator of its own (splitmix64), so that a seed gives the same load on every machine and in every version.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -89,6 +102,16 @@ mod tests {
         assert!((summary.p90 - 9.1).abs() < 1e-12 && (summary.p99 - 9.91).abs() < 1e-12);
         assert_eq!(Summary::of(vec![]), Summary::default());
         assert_eq!(Summary::of(vec![3.0, f64::NAN]).p99, 3.0);
+    }
+
+    #[test]
+    fn the_interval_of_a_median_is_narrower_than_the_range() {
+        let samples: Vec<f64> = (0..41).map(f64::from).collect();
+        let (low, high) = median_interval(&samples);
+        assert!((10.0..18.0).contains(&low) && (22.0..30.0).contains(&high), "{low} {high}");
+        assert_eq!(median_interval(&[3.0]), (3.0, 3.0));
+        assert_eq!(median_interval(&[1.0, 2.0, 9.0]), (1.0, 9.0));
+        assert_eq!(median_interval(&[]), (0.0, 0.0));
     }
 
     #[test]

@@ -11,13 +11,13 @@ use folio_cuda::CudaBackend;
 use folio_emulator::Order;
 use folio_engine::engine::EngineParts;
 use folio_engine::request::{Token, TokenLogprobs};
-use folio_engine::{Event, ModelExecutor, Request, SamplingParams, SchedulerConfig, SystemClock};
+use folio_engine::{Drafter, Event, ModelExecutor, Request, SamplingParams, SchedulerConfig, SystemClock};
 use folio_kv::TenantId;
 use folio_model::backend::{Backend, DType, KvFormat};
-use folio_model::testing::fixture;
+use folio_model::testing::{fixture, heads};
 
 use crate::harness::{
-    Arrival, On, Oracle, Setup, World, batched, chunked, empty_cache, prompt, root_of, whole, windows,
+    Arrival, On, Oracle, Script, Setup, World, batched, chunked, empty_cache, prompt, root_of, whole, windows,
 };
 use folio_model::testing::recast::{Cast, Recast};
 use folio_model::{Checkpoint, LoadOptions, Model};
@@ -156,6 +156,47 @@ fn with_every_type_of_weights_and_cache_and_in_any_order_of_threads() {
             oracle.check(&world.run(&batched(3), &arrivals), &format!("{weights:?}, {kv}, {order:?}"));
         }
     }
+}
+
+/// Scripted drafts, a model that drafts, and both kinds of heads: on this device model and drafter both compute.
+#[test]
+fn with_drafts() {
+    if !folio_emulator::available() {
+        return;
+    }
+    let of = |drafter: Option<Drafter>, fixture: &str, most: usize| {
+        let (mut world, target) = match drafter {
+            Some(Drafter::Eagle3) => (World::with_head(fixture, DEVICE, 64, 64), heads::target(fixture)),
+            Some(Drafter::Mtp) => (World::with_mtp(fixture, DEVICE, 64, 64), "qwen3".to_owned()),
+            _ => (World::new(fixture, DEVICE, 64), fixture.to_owned()),
+        };
+        if drafter == Some(Drafter::Model) {
+            world.draft_by(fixture, DEVICE, 64);
+        }
+        let mut arrivals = requests(world.recorder.vocab(), &[37, 5, 20]);
+        arrivals.iter_mut().for_each(|arrival| arrival.max_tokens = 12);
+        let oracle = Oracle::new(&mut World::new(&target, DEVICE, 64), &arrivals);
+        match drafter {
+            None => world.overlap(1, 1, Some(oracle.drafter(Script::Mixed(most)))),
+            Some(drafter) => world.speculate(oracle.speculation(&arrivals, drafter, 4)),
+        }
+        for chunk in [16, 64] {
+            world.forget();
+            let config = SchedulerConfig { max_num_batched_tokens: chunk, ..batched(3) };
+            let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                if now == 6 {
+                    scheduler.preempt_all(cache);
+                }
+            });
+            oracle.check(&run, &format!("{drafter:?} of {fixture}, chunks of {chunk}"));
+            assert!(run.drafts.0 > 3, "{drafter:?} of {fixture}: {:?}", run.drafts);
+        }
+    };
+    of(None, "llama3", 3);
+    of(None, "gpt_oss", 5);
+    of(Some(Drafter::Model), "llama3", 3);
+    of(Some(Drafter::Eagle3), "authors", 3);
+    of(Some(Drafter::Mtp), "qwen", 3);
 }
 
 /// What the device chooses is what the sampler chooses from the same logits: the engine with either, requests of every kind together.
