@@ -111,7 +111,8 @@ impl Scheduler {
         self.step.drafters.clear();
         let step = self.next_step();
         let (mut rows, mut waiting, mut kind) = (0, 0, StepKind::Alone);
-        let mut prompts = self.admission_possible() && !self.contended();
+        // There were in the last plan, or somebody who runs has one.
+        let mut prompts = self.step.granted > self.step.decodes;
         for at in 0..self.running.len() {
             let slot = self.running[at].1;
             let sequence = &self.sequences[slot];
@@ -140,7 +141,9 @@ impl Scheduler {
         // Those who run are in the order of priority, which says nothing to other tenants.
         self.step.drafters.sort_unstable_by_key(|drafts| drafts.arrival);
         let (row_us, _) = self.costs.line();
-        Decoding { rows, waiting, kind, row_us: (prompts && row_us > 0.0).then_some(row_us) }
+        // What a model takes to draft is in the times of steps without prompts alone.
+        let is_known = prompts && kind != StepKind::Drafting && row_us > 0.0;
+        Decoding { rows, waiting, kind, row_us: is_known.then_some(row_us) }
     }
 
     /// Of drafts that do not pay, some are verified to learn of them; nobody looks for the others for a while.
