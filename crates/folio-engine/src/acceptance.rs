@@ -1,6 +1,10 @@
-//! What became of a sequence's drafts, and when they are looked for again; and of what a model drafted for a tenant.
+//! What became of a sequence's drafts, and when they are looked for again; and of all of a tenant's drafts.
 //!
 //! Owns: the expectation. Must never: be needed for correctness.
+//!
+//! Each sequence's expectation follows its own last outcomes, so some are high by chance, and those would be chosen. What such an expectation is
+//! worth is learned of a tenant's outcomes ([`Calibration`]): much in text that is said again, where right drafts come in runs, little
+//! where they are right at random.
 
 use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
@@ -27,11 +31,22 @@ impl DraftOutcomes {
     }
 }
 
+/// Where drafts come from, as far as it says how often they are right.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DraftSource {
+    Text,
+    /// Text where the caller predicts the answer.
+    Prediction,
+    Model,
+}
+
 /// Of a sequence's drafts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Acceptance {
-    /// Of drafts from text, and of those of a model.
-    outcomes: [DraftOutcomes; 2],
+    /// By [`DraftSource`].
+    outcomes: [DraftOutcomes; 3],
+    /// What was expected when the last drafts were decided.
+    expected: f32,
     begun: bool,
     /// A few drafts are to be verified although they would not pay: nothing is known of them.
     pub on_trial: bool,
@@ -47,13 +62,19 @@ const PAUSE: u64 = 32;
 const PAUSE_MAX: u64 = 256;
 
 impl Acceptance {
-    pub fn add(&mut self, by_model: bool, right: bool) {
-        self.outcomes[usize::from(by_model)].add(right, OUTCOME);
+    /// An outcome of the draft in this place of a step's. Returns what was expected of it when the step was planned.
+    pub fn add(&mut self, source: DraftSource, place: usize, right: bool) -> f32 {
+        let outcomes = &mut self.outcomes[source as usize];
+        if place == 0 {
+            self.expected = outcomes.probability;
+        }
+        outcomes.add(right, OUTCOME);
+        self.expected
     }
 
-    /// That its next draft is right, if the one before it is.
-    pub fn probability(&self, by_model: bool) -> f32 {
-        self.outcomes[usize::from(by_model)].probability
+    /// That its next draft is right, if the one before it is, by the sequence's own outcomes.
+    pub fn probability(&self, source: DraftSource) -> f32 {
+        self.outcomes[source as usize].probability
     }
 
     /// The first drafts are there; `record`: of others from text like them, if there are such.
@@ -61,7 +82,7 @@ impl Acceptance {
         self.begun = true;
         self.on_trial = record.is_none_or(|record| {
             if record.is_known() {
-                self.outcomes[0].probability = record.outcomes.probability;
+                self.outcomes[DraftSource::Text as usize].probability = record.outcomes.probability;
             }
             record.reads(!record.is_known())
         });
@@ -106,10 +127,50 @@ fn longest(rows: u32) -> u64 {
     (PAUSE * u64::from(rows).next_power_of_two()).min(PAUSE_MAX)
 }
 
-/// What became lately of the drafts of a model, or of those from text, for all sequences of one tenant.
+/// Outcomes over what was expected of them: the line of least squares, old ones fading.
+#[derive(Clone, Copy, Debug, Default)]
+struct Calibration {
+    count: f32,
+    expected: f32,
+    right: f32,
+    expected_expected: f32,
+    expected_right: f32,
+}
+
+/// What an outcome keeps of the weight of those before.
+const OUTCOMES: f32 = 0.998;
+/// As if expectations had been right so far, over this sum of squares.
+const AS_EXPECTED: f32 = 0.2;
+
+impl Calibration {
+    fn add(&mut self, expected: f32, right: bool) {
+        let right = f32::from(u8::from(right));
+        for (sum, value) in [
+            (&mut self.count, 1.0),
+            (&mut self.expected, expected),
+            (&mut self.right, right),
+            (&mut self.expected_expected, expected * expected),
+            (&mut self.expected_right, expected * right),
+        ] {
+            *sum = *sum * OUTCOMES + value;
+        }
+    }
+
+    /// How probable a draft is of which this is expected.
+    fn probability(&self, expected: f32) -> f32 {
+        let (mean, right) = (self.expected / self.count, self.right / self.count);
+        let variance = AS_EXPECTED + self.expected_expected - self.expected * mean;
+        let covariance = AS_EXPECTED + self.expected_right - self.expected * right;
+        let slope = (covariance / variance).clamp(0.0, 1.0);
+        (right + slope * (expected - mean)).clamp(0.0, 1.0)
+    }
+}
+
+/// What became lately of the drafts from one source, of all sequences of one tenant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DrafterRecord {
     pub outcomes: DraftOutcomes,
+    calibration: Calibration,
     /// Sequences in a row that it was not to read.
     passed_over: u32,
 }
@@ -124,8 +185,15 @@ const PASSED_OVER: u32 = 16;
 const TENANTS: usize = 1024;
 
 impl DrafterRecord {
-    pub fn add(&mut self, right: bool) {
+    /// An outcome, and what was expected of it.
+    pub fn add(&mut self, expected: f32, right: bool) {
         self.outcomes.add(right, RECENT);
+        self.calibration.add(expected, right);
+    }
+
+    /// How probable a draft is of which a sequence's outcomes let this expect.
+    pub fn probability(&self, expected: f32) -> f32 {
+        if self.is_known() { self.calibration.probability(expected) } else { expected }
     }
 
     fn is_known(&self) -> bool {
@@ -139,16 +207,21 @@ impl DrafterRecord {
     }
 }
 
-/// By tenant: whose drafts are wrong costs nobody else theirs. Where there are too many, all are forgotten.
+/// By tenant and [`DraftSource`]: whose drafts are wrong costs nobody else theirs. Where there are too many, all are forgotten.
 #[derive(Debug, Default)]
-pub(crate) struct DrafterRecords(FxHashMap<TenantId, DrafterRecord>);
+pub(crate) struct DrafterRecords(FxHashMap<TenantId, [DrafterRecord; 3]>);
 
 impl DrafterRecords {
-    pub fn of(&mut self, tenant: TenantId) -> &mut DrafterRecord {
+    pub fn of(&mut self, tenant: TenantId, source: DraftSource) -> &mut DrafterRecord {
         if self.0.len() == TENANTS && !self.0.contains_key(&tenant) {
             self.0.clear();
         }
-        self.0.entry(tenant).or_default()
+        &mut self.0.entry(tenant).or_default()[source as usize]
+    }
+
+    /// See [`DrafterRecord::probability`].
+    pub fn probability(&self, tenant: TenantId, source: DraftSource, expected: f32) -> f32 {
+        self.0.get(&tenant).map_or(expected, |records| records[source as usize].probability(expected))
     }
 }
 
@@ -162,9 +235,9 @@ mod tests {
         let read: Vec<u32> = (1..=40).filter(|_| record.reads(false)).collect();
         assert_eq!(read, [16, 32]);
         assert!(record.reads(true) && !record.reads(false));
-        (0..6).for_each(|_| record.add(false));
+        (0..6).for_each(|_| record.add(0.7, false));
         assert!((0.1..0.2).contains(&record.outcomes.probability), "the first outcomes weigh more");
-        (0..60).for_each(|_| record.add(false));
+        (0..60).for_each(|_| record.add(0.7, false));
         assert!(record.outcomes.probability < 0.05);
     }
 
@@ -173,13 +246,13 @@ mod tests {
         let begun = |record: Option<&mut DrafterRecord>| {
             let mut acceptance = Acceptance::default();
             acceptance.begin(record);
-            (acceptance.on_trial, acceptance.probability(false))
+            (acceptance.on_trial, acceptance.probability(DraftSource::Text))
         };
         let unknown = DraftOutcomes::default().probability;
         assert_eq!(begun(None), (true, unknown));
         let mut record = DrafterRecord::default();
         assert_eq!(begun(Some(&mut record)), (true, unknown));
-        (0..KNOWN).for_each(|_| record.add(false));
+        (0..KNOWN).for_each(|_| record.add(0.7, false));
         let tried: Vec<u32> = (1..=40).filter(|_| begun(Some(&mut record)).0).collect();
         assert_eq!(tried, [16, 32]);
         assert_eq!(begun(Some(&mut record)).1, record.outcomes.probability, "as its tenant's were lately");
@@ -188,14 +261,17 @@ mod tests {
     #[test]
     fn tenants_are_known_apart_and_no_more_than_so_many() {
         let mut records = DrafterRecords::default();
-        (0..60).for_each(|_| records.of(TenantId(1)).add(false));
-        assert!(records.of(TenantId(1)).outcomes.probability < 0.05);
-        assert_eq!(
-            records.of(TenantId(2)).outcomes.probability,
-            DrafterRecord::default().outcomes.probability
-        );
+        let (model, text) = (DraftSource::Model, DraftSource::Text);
+        (0..60).for_each(|_| records.of(TenantId(1), model).add(0.7, false));
+        assert!(records.of(TenantId(1), model).outcomes.probability < 0.05);
+        assert!(records.probability(TenantId(1), model, 0.7) < 0.05);
+        let unknown = DrafterRecord::default().outcomes.probability;
+        for (tenant, source) in [(1, text), (2, model)] {
+            assert_eq!(records.probability(TenantId(tenant), source, 0.7), 0.7);
+            assert_eq!(records.of(TenantId(tenant), source).outcomes.probability, unknown);
+        }
         for tenant in 0..3 * TENANTS as u32 {
-            records.of(TenantId(tenant));
+            records.of(TenantId(tenant), text);
             assert!(records.0.len() <= TENANTS);
         }
     }
@@ -236,16 +312,42 @@ mod tests {
     #[test]
     fn the_first_outcomes_weigh_more() {
         let mut acceptance = Acceptance::default();
-        acceptance.add(true, false);
-        assert!((acceptance.probability(true) - 0.467).abs() < 0.001);
-        (0..20).for_each(|_| acceptance.add(true, true));
-        let before = acceptance.probability(true);
-        acceptance.add(true, false);
-        assert!((acceptance.probability(true) - 0.8 * before).abs() < 0.001);
+        let (model, text) = (DraftSource::Model, DraftSource::Text);
+        acceptance.add(model, 0, false);
+        assert!((acceptance.probability(model) - 0.467).abs() < 0.001);
+        (0..20).for_each(|place| assert!((acceptance.add(model, place, true) - 0.467).abs() < 0.001));
+        let before = acceptance.probability(model);
+        assert_eq!(acceptance.add(model, 0, false), before, "what was expected of a new step's first");
+        assert!((acceptance.probability(model) - 0.8 * before).abs() < 0.001);
         assert_eq!(
-            acceptance.probability(false),
+            acceptance.probability(text),
             DraftOutcomes::default().probability,
             "text is another drafter"
         );
+    }
+
+    /// Of many sequences whose drafts are right at random, those that were lucky are no better; of those that have runs, they are.
+    #[test]
+    fn luck_is_told_from_runs() {
+        // What is made of 0.9 and of 0.3, where a draft is right as the last one of its sequence was, or else at random: half of them.
+        let probabilities = |as_before: u32| {
+            let (mut record, mut acceptance, mut state) =
+                (DrafterRecord::default(), Acceptance::default(), 1u32);
+            let mut below = |end: u32| {
+                state = state.wrapping_mul(0x915f_77f5).wrapping_add(1);
+                (state >> 8) % end
+            };
+            let mut right = true;
+            for _ in 0..4000 {
+                right = if below(100) < as_before { right } else { below(2) == 0 };
+                let expected = acceptance.add(DraftSource::Text, 0, right);
+                record.add(expected, right);
+            }
+            (record.probability(0.9), record.probability(0.3))
+        };
+        let (high, low) = probabilities(0);
+        assert!((0.35..0.65).contains(&low) && (0.35..0.65).contains(&high), "{low} {high}");
+        let (high, low) = probabilities(95);
+        assert!(low < 0.35 && high > 0.8, "{low} {high}");
     }
 }

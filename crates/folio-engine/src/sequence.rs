@@ -21,7 +21,7 @@ use std::sync::Arc;
 use folio_kv::{BlockHash, BlockHashes, BlockTable, GroupCounts, Growth, Lookup, TenantId};
 use smallvec::SmallVec;
 
-use crate::acceptance::Acceptance;
+use crate::acceptance::{Acceptance, DraftSource};
 use crate::config::SchedulerConfig;
 use crate::drafting::Drafter;
 use crate::guide::GuideRef;
@@ -382,9 +382,14 @@ impl Sequence {
         self.history.is_none() && self.guide.is_none()
     }
 
-    /// Whether its caller told what it expects.
-    pub fn is_predicted(&self) -> bool {
-        self.request.speculation.as_ref().is_some_and(|speculation| !speculation.prediction().is_empty())
+    /// Where its drafts come from.
+    pub fn draft_source(&self, by_model: bool) -> DraftSource {
+        let speculation = self.request.speculation.as_ref();
+        match speculation.is_some_and(|speculation| !speculation.prediction().is_empty()) {
+            _ if by_model => DraftSource::Model,
+            true => DraftSource::Prediction,
+            false => DraftSource::Text,
+        }
     }
 
     /// Whose its drafts are.

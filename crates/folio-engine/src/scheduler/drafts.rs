@@ -23,6 +23,7 @@ use folio_kv::{KvCache, TenantId};
 use super::Scheduler;
 use super::budget::Step;
 use super::costs::{Costs, StepKind};
+use crate::acceptance::DraftSource;
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
@@ -174,8 +175,9 @@ impl Scheduler {
         if sequence.forced || sequence.acceptance.has_begun() {
             return;
         }
-        let from_text = !sequence.drafts.is_empty() && !sequence.is_predicted();
-        let record = from_text.then(|| self.text_records.of(sequence.tenant));
+        let source = sequence.draft_source(sequence.drafts.is_empty());
+        let record =
+            matches!(source, DraftSource::Text).then(|| self.draft_records.of(sequence.tenant, source));
         sequence.acceptance.begin(record);
     }
 
@@ -222,11 +224,14 @@ impl Scheduler {
         for (at, drafts) in drafters.iter().enumerate() {
             let sequence = &self.sequences[drafts.slot];
             let (last, mut probability) = (sequence.drafts.len() as u32, 1.0);
+            let source = sequence.draft_source(last == 0);
+            let own = sequence.acceptance.probability(source);
+            let each = self.draft_records.probability(sequence.tenant, source, own);
             for draft in 1..=drafts.most {
                 probability *= match sequence.forced {
                     true if draft == last => FORCED_LAST,
                     true => FORCED,
-                    false => sequence.acceptance.probability(last == 0),
+                    false => each,
                 };
                 probabilities.push((probability, at as u32));
             }
@@ -254,7 +259,7 @@ impl Scheduler {
     /// its tenant's were lately; rarely all the same.
     fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
-        let record = self.drafter_records.of(tenant);
+        let record = self.draft_records.of(tenant, DraftSource::Model);
         let right = record.outcomes.probability;
         let pays = |us| {
             let plain = Plain { tokens: f64::from(rows), us: Some(us), together: false };
@@ -320,12 +325,9 @@ impl Scheduler {
             self.counters.accepted_forced_tokens += u64::from(right);
             return;
         }
-        sequence.acceptance.add(by_model, right);
-        if by_model {
-            self.drafter_records.of(sequence.tenant).add(right);
-        } else if !sequence.is_predicted() {
-            self.text_records.of(sequence.tenant).add(right);
-        }
+        let source = sequence.draft_source(by_model);
+        let expected = sequence.acceptance.add(source, place, right);
+        self.draft_records.of(sequence.tenant, source).add(expected, right);
         if right {
             sequence.timing.accepted_draft_tokens += 1;
             self.counters.drafts[sequence.drafter() as usize].accept(place);

@@ -129,9 +129,7 @@ pub struct Scheduler {
     headroom: Headroom,
     costs: Costs,
     drafter: Option<DrafterModel>,
-    drafter_records: DrafterRecords,
-    /// Of drafts from text.
-    text_records: DrafterRecords,
+    draft_records: DrafterRecords,
     vocab: u32,
     /// The step being planned.
     step: Step,
@@ -173,8 +171,7 @@ impl Scheduler {
             headroom: Headroom::new(),
             costs: Costs::default(),
             drafter: None,
-            drafter_records: DrafterRecords::default(),
-            text_records: DrafterRecords::default(),
+            draft_records: DrafterRecords::default(),
             vocab: PLACEHOLDER,
             step: Step::default(),
             ring: Ring { depth: 1, lag: 1, begun: VecDeque::new(), spare: Vec::new() },
