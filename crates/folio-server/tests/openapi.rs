@@ -105,11 +105,13 @@ async fn what_needs_no_key_is_said_to_need_none() {
     let client = client();
     let document = client.get("/openapi.json").await.json();
     for (path, methods) in document["paths"].as_object().unwrap() {
-        if path.contains('{') || methods["get"].is_null() {
+        if methods["get"].is_null() {
             continue;
         }
         let open = methods["get"]["security"] == json!([]);
-        assert_eq!(client.get(path).await.status != 401, open, "{path}");
+        let parts = path.split('/').map(|part| if part.starts_with('{') { "none" } else { part });
+        let asked = parts.collect::<Vec<_>>().join("/");
+        assert_eq!(client.get(&asked).await.status != 401, open, "{path}");
     }
 }
 

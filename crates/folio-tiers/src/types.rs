@@ -274,3 +274,14 @@ impl DiskStats {
         self.misses[reason as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_in_nothing_that_is_printed() {
+        let (key, url) = (DataKey([0xab; 32]), Secret("valkey://me:hidden@host".into()));
+        assert_eq!(format!("{key:?} {url:?}"), "DataKey(..) ***");
+    }
+}

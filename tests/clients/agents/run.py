@@ -37,7 +37,7 @@ def alone():
     if unshare and subprocess.run([unshare, "-rn", "true"], capture_output=True).returncode == 0:
         os.environ["FOLIO_ALONE"] = "1"
         os.execv(unshare, [unshare, "-rn", sys.executable, *sys.argv])
-    print("no network of its own here: the agents see this machine's")
+    print("no network of its own here: the agents see this machine's, but for a proxy that is not there")
 
 
 def serve(binary, log):
@@ -101,6 +101,8 @@ def run(name, modules, url):
         subprocess.run(["git", "init", "-q", work], check=True)
         command, environment = AGENTS[name](modules, home, url)
         kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
+        if not os.environ.get("FOLIO_ALONE"):
+            kept |= {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1,localhost"}
         began = time.monotonic()
         done = subprocess.run(
             command, cwd=work, env={**kept, "HOME": str(home), **environment}, stdin=subprocess.DEVNULL,

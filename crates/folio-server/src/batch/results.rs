@@ -20,7 +20,13 @@ pub struct Room {
 }
 
 impl Room {
-    pub fn take(&mut self, owner: &str, bytes: u64) {
+    /// Whether so many bytes more are within `max` for everybody, and within half of that for one owner.
+    pub fn fits(&self, owner: &str, more: u64, max: u64) -> bool {
+        let own = self.own.get(owner).copied().unwrap_or_default();
+        self.all + more <= max && own + more <= max / 2
+    }
+
+    fn take(&mut self, owner: &str, bytes: u64) {
         self.all += bytes;
         match self.own.get_mut(owner) {
             Some(own) => *own += bytes,
@@ -28,7 +34,7 @@ impl Room {
         }
     }
 
-    pub fn give_back(&mut self, owner: &str, bytes: u64) {
+    fn give_back(&mut self, owner: &str, bytes: u64) {
         self.all -= bytes;
         if let Some(own) = self.own.get_mut(owner) {
             *own -= bytes;
@@ -39,14 +45,27 @@ impl Room {
     }
 }
 
-/// What a batch's results take, until they are files.
-struct TakenRoom {
+/// What a file takes, or a batch's results until they are files.
+pub struct TakenRoom {
     room: Arc<Mutex<Room>>,
     owner: Arc<str>,
     bytes: u64,
 }
 
 impl TakenRoom {
+    /// Whether or not there is room for it.
+    pub fn new(room: &Arc<Mutex<Room>>, owner: &str, bytes: u64) -> Self {
+        room.lock().take(owner, bytes);
+        Self { room: room.clone(), owner: owner.into(), bytes }
+    }
+
+    /// `None`: it does not fit ([`Room::fits`]).
+    pub fn within(max: u64, room: &Arc<Mutex<Room>>, owner: &str, bytes: u64) -> Option<Self> {
+        let mut taken = room.lock();
+        taken.fits(owner, bytes, max).then(|| taken.take(owner, bytes))?;
+        Some(Self { room: room.clone(), owner: owner.into(), bytes })
+    }
+
     fn grow(&mut self, more: u64) {
         self.room.lock().take(&self.owner, more);
         self.bytes += more;
@@ -109,8 +128,7 @@ impl ResultSink {
 impl Results {
     /// Behind what the sinks have.
     pub fn new(batch: Arc<Batch>, sinks: [ResultSink; 2], room: Arc<Mutex<Room>>) -> Self {
-        let mut taken = TakenRoom { room, owner: batch.record().owner.into(), bytes: 0 };
-        taken.grow(sinks.iter().map(ResultSink::bytes).sum());
+        let taken = TakenRoom::new(&room, &batch.record().owner, sinks.iter().map(ResultSink::bytes).sum());
         Self { batch, sinks, taken }
     }
 

@@ -31,7 +31,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::config::{BatchConfig, BatchLimits};
 use super::records::{Batch, BatchRecord, FileContent, FileMeta, VERSION, listed, read_all, write_json};
-use super::results::{ResultSink, Results, Room};
+use super::results::{ResultSink, Results, Room, TakenRoom};
 use crate::error::ServerError;
 use crate::http::fresh_id;
 use folio_api::ApiError;
@@ -43,6 +43,7 @@ const AGAIN_S: u64 = 60;
 struct FileEntry {
     meta: FileMeta,
     content: FileContent,
+    _room: TakenRoom,
     /// When it is looked at whether it goes.
     expires_at: Option<u64>,
 }
@@ -137,7 +138,8 @@ impl Store {
         }
         for meta in metas {
             let content = FileContent::Disk(self.data(&meta.id).unwrap_or_default());
-            self.insert(meta, content);
+            let room = TakenRoom::new(&self.room, &meta.owner, meta.bytes);
+            self.insert(meta, content, room);
         }
         for record in records {
             self.add(record);
@@ -149,12 +151,11 @@ impl Store {
         Some(self.dir.as_ref()?.join("files").join(format!("{id}.data")))
     }
 
-    fn insert(&self, meta: FileMeta, content: FileContent) {
+    fn insert(&self, meta: FileMeta, content: FileContent, room: TakenRoom) {
         let mut inner = self.inner.lock();
-        self.room.lock().take(&meta.owner, meta.bytes);
         let (owner, id, expires_at) = (meta.owner.clone(), meta.id.clone(), meta.expires_at);
         let own = inner.own.entry(owner.clone()).or_default();
-        own.files.insert(id.clone(), FileEntry { meta, content, expires_at: None });
+        own.files.insert(id.clone(), FileEntry { meta, content, _room: room, expires_at: None });
         if let Some(at) = expires_at {
             inner.expire(&owner, &id, at);
         }
@@ -180,11 +181,11 @@ impl Store {
             let message = format!("You have {count} files, the limit is {}; delete some.", self.limits.files);
             return Err(full(message));
         }
-        if !self.has_room(owner, bytes.len() as u64) {
-            return Err(full(
-                "There is no room for this file; delete others, or wait until batches expire.".into(),
-            ));
-        }
+        // Taken before it is written, so that many at once are no more than one after the other.
+        let room = TakenRoom::within(self.bytes_max, &self.room, owner, bytes.len() as u64);
+        let room = room.ok_or_else(|| {
+            full("There is no room for this file; delete others, or wait until batches expire.".into())
+        })?;
         let created_at = unix_s();
         let meta = FileMeta {
             version: VERSION,
@@ -205,7 +206,7 @@ impl Store {
                 FileContent::Disk(path)
             }
         };
-        self.insert(meta.clone(), content);
+        self.insert(meta.clone(), content, room);
         Ok(meta)
     }
 
@@ -214,11 +215,9 @@ impl Store {
         write_json(&dir.join("files").join(format!("{}.json", meta.id)), meta)
     }
 
-    /// Whether so many bytes more fit: into all there may be, and into half of that for one owner.
+    /// Whether so many bytes more fit ([`Room::fits`]).
     pub fn has_room(&self, owner: &str, more: u64) -> bool {
-        let room = self.room.lock();
-        let own = room.own.get(owner).copied().unwrap_or_default();
-        room.all + more <= self.bytes_max && own + more <= self.bytes_max / 2
+        self.room.lock().fits(owner, more, self.bytes_max)
     }
 
     /// Without the files that are expired. Whoever is first to ask removes them, and blocks for it.
@@ -256,7 +255,6 @@ impl Store {
         if let Some(at) = entry.expires_at {
             inner.expiring.remove(&(at, owner.to_owned(), id.to_owned()));
         }
-        self.room.lock().give_back(owner, entry.meta.bytes);
         true
     }
 
@@ -422,7 +420,8 @@ impl Store {
                 purpose: "batch_output".to_owned(),
             };
             self.save_meta(&meta)?;
-            self.insert(meta, content);
+            let room = TakenRoom::new(&self.room, &meta.owner, meta.bytes);
+            self.insert(meta, content, room);
         }
         batch.change(|record| record.published = published.into());
         Ok(())
@@ -474,6 +473,28 @@ mod tests {
         (0..4000).for_each(|n| drop(store.put(["a", "b"][n % 2], "f", b"x", Some(u64::MAX)).unwrap()));
         assert_eq!(steps(), few);
         assert_eq!((store.files("a").len(), store.files("b").len()), (2002, 2000));
+    }
+
+    #[test]
+    fn files_that_arrive_together_take_no_more_than_there_is() {
+        let store = Store::open(&BatchConfig { storage_bytes: Some(1000), ..Default::default() }).unwrap();
+        let gate = std::sync::Barrier::new(8);
+        let (store_of, gate) = (&store, &gate);
+        let put = move |at: usize| {
+            gate.wait();
+            store_of.put(["a", "b"][at % 2], "f", &[0; 200], None).is_ok()
+        };
+        let kept = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|at| scope.spawn(move || put(at))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).filter(|kept| *kept).count()
+        });
+        assert_eq!((kept, store.room.lock().all), (4, 800), "two of each owner");
+        for owner in ["a", "b"] {
+            for meta in store.files(owner) {
+                store.delete(owner, &meta.id).unwrap();
+            }
+        }
+        assert_eq!((store.room.lock().all, store.room.lock().own.len()), (0, 0));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What is told of all models at once: which there are, which are loaded, how they do.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -188,18 +189,15 @@ pub(super) async fn why(State(state): State<RouterState>, head: Head) -> Reply {
         return Err(ApiError::invalid("request", "The parameters are 'model' and 'request'.").into());
     }
     let pages = of_each(&state, |process| (head.page("/v1/why"), process.socket())).await;
-    let mut reports = serde_json::Map::new();
-    for (model, page) in pages {
-        if let Some((200, body)) = page
-            && let Ok(report) = serde_json::from_slice::<Box<RawValue>>(&body)
-        {
-            reports.insert(
-                state.catalog.name(model).to_owned(),
-                serde_json::to_value(report).unwrap_or_default(),
-            );
-        }
-    }
-    Ok(json_response(json!({"models": reports}).to_string()))
+    let reports: BTreeMap<&str, &RawValue> = pages
+        .iter()
+        .filter_map(|(model, page)| {
+            let (_, body) = page.as_ref().filter(|(status, _)| *status == 200)?;
+            Some((state.catalog.name(*model), serde_json::from_slice(body).ok()?))
+        })
+        .collect();
+    let report = serde_json::to_string(&BTreeMap::from([("models", reports)]));
+    Ok(json_response(report.map_err(|error| ApiError::internal(error.to_string()))?))
 }
 
 /// A page of every process that is ready, all at once.
