@@ -138,7 +138,7 @@ struct Calibration {
 }
 
 /// What an outcome keeps of the weight of those before.
-const OUTCOMES: f32 = 0.998;
+const OUTCOMES: f32 = 0.98;
 /// As if expectations had been right so far, over this sum of squares.
 const AS_EXPECTED: f32 = 0.2;
 

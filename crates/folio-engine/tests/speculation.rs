@@ -465,23 +465,31 @@ fn nobody_is_preempted_or_kept_waiting_for_a_draft() {
     }
 }
 
-/// Rate with drafts by that without, while all decode that began at once, when steps were measured before. Of each one's prediction so many of
-/// 100 tokens are right, at random.
-fn gain_at_random(device: Device, batch: usize, right: u64) -> f64 {
+/// Answers at once, of whose predictions so many of 100 tokens are right, at random; finished answers are no drafts there.
+fn predicted_at_random(
+    engine: &EngineHandle,
+    time: &Arc<Time>,
+    state: &mut u64,
+    (batch, right, drafts): (usize, u64, bool),
+) -> Vec<Answer> {
     let prompt = [1, 2, 3];
+    let mut token = |at: u32| {
+        *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (unrepeated(at) + u32::from((*state >> 33) % 100 >= right)) % VOCAB
+    };
+    let guesses: Vec<Vec<u32>> = (0..batch).map(|_| (3..123).map(&mut token).collect()).collect();
+    let from = |guess| if drafts { with(Drafter::Ngram, guess) } else { None };
+    let requests: Vec<_> = guesses.iter().map(|guess| (&prompt[..], 120, from(guess))).collect();
+    ask_these(engine, 1, &requests, time)
+}
+
+/// Rate with drafts by that without, while all decode that began at once, when steps were measured before.
+fn gain_at_random(device: Device, batch: usize, right: u64) -> f64 {
     let rate = |drafts: bool| {
         let time = Arc::default();
-        let (engine, mut state) = (modelled(unrepeated, device, &time), 7_u64);
+        let (engine, mut state) = (modelled(unrepeated, device, &time), 7);
         let mut round = |right: u64| {
-            let mut token = |at: u32| {
-                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                (unrepeated(at) + u32::from((state >> 33) % 100 >= right)) % VOCAB
-            };
-            let guesses: Vec<Vec<u32>> = (0..batch).map(|_| (3..123).map(&mut token).collect()).collect();
-            // Finished answers are no drafts there.
-            let from = |guess| if drafts { with(Drafter::Ngram, guess) } else { None };
-            let requests: Vec<_> = guesses.iter().map(|guess| (&prompt[..], 120, from(guess))).collect();
-            let answers = ask_these(&engine, 1, &requests, &time);
+            let answers = predicted_at_random(&engine, &time, &mut state, (batch, right, drafts));
             let begin = answers.iter().map(|answer| answer.times[0]).max().unwrap();
             let end = answers.iter().map(|answer| answer.times[119]).min().unwrap();
             let said = answers.iter().flat_map(|answer| &answer.times);
@@ -495,6 +503,29 @@ fn gain_at_random(device: Device, batch: usize, right: u64) -> f64 {
     rate(true) / rate(false)
 }
 
+/// Steps where each row more is dear.
+fn processors(rows: u64) -> u64 {
+    if rows <= 4 { 8000 + 500 * rows } else { 10_000 + 1100 * (rows.next_multiple_of(4) - 4) }
+}
+
+/// However long a tenant's predictions were wrong, it is known two rounds later that they are right.
+#[test]
+fn predictions_that_become_right_are_found_out() {
+    let time = Arc::default();
+    let (engine, mut state) = (modelled(unrepeated, Device::waited_for(processors), &time), 7);
+    let mut us = |right: u64| {
+        let before = time.now().0;
+        predicted_at_random(&engine, &time, &mut state, (8, right, true));
+        (time.now().0 - before) as f64
+    };
+    us(100);
+    let wrong = (0..60).map(|_| us(0)).fold(0.0, f64::max);
+    us(100);
+    us(100);
+    let right = us(100);
+    assert!(right < 0.75 * wrong, "{right} {wrong}");
+}
+
 /// Of many sequences some were lucky, and drafts of those would be chosen for it: what an expectation is worth is learned. Without that 64 sequences
 /// on an H100, whose steps these are, were as slow as 0.89.
 #[test]
@@ -506,9 +537,6 @@ fn no_batch_is_slower_for_drafts_that_are_right_at_random() {
         let at = points.iter().position(|(to, _)| rows <= *to).unwrap_or(6).max(1);
         let ((a, x), (b, y)) = (points[at - 1], points[at]);
         x + (y - x) * (rows - a) / (b - a)
-    };
-    let processors = |rows: u64| {
-        if rows <= 4 { 8000 + 500 * rows } else { 10_000 + 1100 * (rows.next_multiple_of(4) - 4) }
     };
     // At 80 of 100.
     let least = [(1, 2.7, 2.0), (2, 2.5, 1.5), (8, 1.9, 0.97), (32, 1.05, 0.97), (64, 1.1, 0.97)];
