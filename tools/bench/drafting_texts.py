@@ -49,7 +49,8 @@ def texts():
     return {
         "a file with changes": (asked, after, before),
         "an agent's edits": (f"{asked}{read}\n", "\n".join(calls), ""),
-        "quotes": (f"{document}\nWhat does it say about costs? Quote it.\n", quotes, ""),
+        "quotes with remarks": (f"{document}\nWhat does it say about costs? Quote it.\n", quotes, ""),
+        "quotes": (f"{document}\nWhat does it say about costs? Quote it.\n", "\n".join(sentences), ""),
     }
 
 
