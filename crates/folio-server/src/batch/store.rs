@@ -494,7 +494,8 @@ mod tests {
                 store.delete(owner, &meta.id).unwrap();
             }
         }
-        assert_eq!((store.room.lock().all, store.room.lock().own.len()), (0, 0));
+        let room = store.room.lock();
+        assert_eq!((room.all, room.own.len()), (0, 0));
     }
 
     #[test]
