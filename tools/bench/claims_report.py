@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 
+import kv_formats_report
 from common import folio_version, machine, now, save
 from plots import GRID, INK, OURS, THEIRS, Log, Svg
 from report import publish, table
@@ -78,24 +79,13 @@ def figures(results):
     return "\n\n".join(out) or "Not measured yet."
 
 
-def divergences():
-    """Of each model whose formats were measured (kv_formats_report.py), KL from f16 by format."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(HERE, "results", "kv-formats", "*.json"))):
-        with open(path) as file:
-            quality = json.load(file).get("quality")
-        if quality:
-            # The built-in model has two names.
-            name = "folio-demo" if quality["model"] == "built-in model" else quality["model"]
-            found[name] = {row["format"]: row["loss"]["kl"] for row in quality["formats"]}
-    return found
-
-
 def formats(results):
     out = []
-    measured = divergences()
+    measured = kv_formats_report.Results().quality
     for model, (_, data) in sorted(results.items()):
-        kl = measured.get(model, {})
+        # The built-in model has two names.
+        _, quality = measured.get("built-in model" if model == "folio-demo" else model, ("", {"formats": []}))
+        kl = {row["format"]: row["loss"]["kl"] for row in quality["formats"]}
         rows = [[f"`{f['name']}`", f"{f['bytes_per_token']:,}", f"{f['share']:.3f}", f"{kl[f['name']]:.1e}" if f["name"] in kl else ""] for f in data["formats"]]
         # Four bits, and a scale of eight for sixteen of them; FP8 has one scale for a whole tensor there.
         rows.append(["NVFP4, on paper", "", f"{(4 + 8 / 16) / 16:.3f}, {100 - 100 * (4 + 8 / 16) / 8:.0f} % less than FP8", "not served"])

@@ -385,10 +385,11 @@ impl Sequence {
     /// Where its drafts come from.
     pub fn draft_source(&self, by_model: bool) -> DraftSource {
         let speculation = self.request.speculation.as_ref();
-        match speculation.is_some_and(|speculation| !speculation.prediction().is_empty()) {
-            _ if by_model => DraftSource::Model,
-            true => DraftSource::Prediction,
-            false => DraftSource::Text,
+        let predicted = speculation.is_some_and(|speculation| !speculation.prediction().is_empty());
+        match (by_model, predicted) {
+            (true, _) => DraftSource::Model,
+            (false, true) => DraftSource::Prediction,
+            (false, false) => DraftSource::Text,
         }
     }
 

@@ -127,8 +127,8 @@ impl ResultSink {
 
 impl Results {
     /// Behind what the sinks have.
-    pub fn new(batch: Arc<Batch>, sinks: [ResultSink; 2], room: Arc<Mutex<Room>>) -> Self {
-        let taken = TakenRoom::new(&room, &batch.record().owner, sinks.iter().map(ResultSink::bytes).sum());
+    pub fn new(batch: Arc<Batch>, sinks: [ResultSink; 2], room: &Arc<Mutex<Room>>) -> Self {
+        let taken = TakenRoom::new(room, &batch.record().owner, sinks.iter().map(ResultSink::bytes).sum());
         Self { batch, sinks, taken }
     }
 

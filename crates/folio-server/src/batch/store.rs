@@ -380,7 +380,7 @@ impl Store {
             Some(path) => ResultSink::open(path),
         };
         let sinks = [open(&record.output_file_id)?, open(&record.error_file_id)?];
-        Ok(Results::new(batch.clone(), sinks, self.room.clone()))
+        Ok(Results::new(batch.clone(), sinks, &self.room))
     }
 
     /// Makes files of results; an empty one is none.
@@ -479,10 +479,9 @@ mod tests {
     fn files_that_arrive_together_take_no_more_than_there_is() {
         let store = Store::open(&BatchConfig { storage_bytes: Some(1000), ..Default::default() }).unwrap();
         let gate = std::sync::Barrier::new(8);
-        let (store_of, gate) = (&store, &gate);
-        let put = move |at: usize| {
+        let put = &|at: usize| {
             gate.wait();
-            store_of.put(["a", "b"][at % 2], "f", &[0; 200], None).is_ok()
+            store.put(["a", "b"][at % 2], "f", &[0; 200], None).is_ok()
         };
         let kept = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|at| scope.spawn(move || put(at))).collect();
