@@ -21,7 +21,9 @@ from kv_router import Router, config_of, engine_holds, knows
 # Room for a fifth of what may run at once: requests wait, are preempted, and evict what others cached.
 BLOCKS = 80
 SERVER_ARGS = ["--max-model-len", "1024", "--max-num-seqs", "24", "--max-queued-requests", "4"]
-# Growth of the resident set over the second half of the soak that is taken for noise.
+# A server's memory settles after some thousand requests, however long they take: a soak on a busy machine goes on until then.
+COMPLETED_MIN = 4000
+# Growth of the resident set over the second half of the completed requests that is taken for noise.
 GROWTH_MAX = 0.05
 GROWTH_MIB_MIN = 16
 
@@ -72,10 +74,13 @@ class Soak:
         self.end = time.monotonic() + seconds
         self.completed = self.cancelled = self.refused = 0
         self.peak_usage = 0.0
-        self.rss = []
+        self.rss = []  # (requests completed, bytes)
+
+    def goes_on(self):
+        return time.monotonic() < self.end or self.completed < COMPLETED_MIN
 
     async def worker(self, client):
-        while time.monotonic() < self.end:
+        while self.goes_on():
             index = self.rng.randrange(len(self.pool))
             stop_after = self.rng.randrange(40) if self.rng.random() < 0.3 else None
             try:
@@ -91,10 +96,10 @@ class Soak:
             self.completed += 1
 
     async def watch(self):
-        while time.monotonic() < self.end:
+        while self.goes_on():
             usage = await asyncio.to_thread(self.server.metric, "vllm:kv_cache_usage_perc")
             self.peak_usage = max(self.peak_usage, usage)
-            self.rss.append(self.server.rss_bytes())
+            self.rss.append((self.completed, self.server.rss_bytes()))
             await asyncio.to_thread(self.server.get, "/health")
             await asyncio.sleep(0.25)
 
@@ -105,13 +110,14 @@ class Soak:
 
     def follow(self, router):
         """A router reads messages as they come: the server keeps a number of them only for those who missed one."""
-        while router and time.monotonic() < self.end:
+        while router and self.goes_on():
             router.read()
 
 
 def check_memory(rss):
-    """The second half of the soak does not grow: medians of its first and last quarter."""
-    half = rss[len(rss) // 2 :]
+    """Memory does not grow over the second half of the completed requests: medians of its first and last quarter."""
+    completed = rss[-1][0]
+    half = [size for done, size in rss if done >= completed / 2]
     quarter = max(1, len(half) // 4)
     early, late = statistics.median(half[:quarter]), statistics.median(half[-quarter:])
     grown = late - early
@@ -137,7 +143,7 @@ def check_tiers(server, router):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seconds", type=float, default=600, help=f"at least, and until {COMPLETED_MIN} requests are completed")
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
