@@ -48,13 +48,15 @@ pub(crate) struct Acceptance {
     /// What was expected when the last drafts were decided.
     expected: f32,
     begun: bool,
-    /// A few drafts are to be verified although they would not pay: nothing is known of them.
-    pub on_trial: bool,
+    /// So many drafts are to be verified, until one is wrong, although they would not pay: nothing is known of them.
+    pub on_trial: u32,
     /// Drafts were not worth their rows: none is looked for before this step. Each such pause in a row is twice as long.
     paused_until: u64,
     pauses: u8,
 }
 
+/// Drafts of a sequence of which nothing is known that are verified although they would not pay.
+pub(crate) const TRIED: u32 = 3;
 /// What an outcome weighs at least.
 const OUTCOME: f32 = 0.2;
 /// Steps of a pause at most, for each row of the step, so that as many are measured whatever the batch; and whatever it is.
@@ -69,6 +71,9 @@ impl Acceptance {
             self.expected = outcomes.probability;
         }
         outcomes.add(right, OUTCOME);
+        if !right {
+            self.on_trial = 0;
+        }
         self.expected
     }
 
@@ -80,12 +85,13 @@ impl Acceptance {
     /// The first drafts are there; `record`: of others from text like them, if there are such.
     pub fn begin(&mut self, record: Option<&mut DrafterRecord>) {
         self.begun = true;
-        self.on_trial = record.is_none_or(|record| {
+        let tried = record.is_none_or(|record| {
             if record.is_known() {
                 self.outcomes[DraftSource::Text as usize].probability = record.outcomes.probability;
             }
             record.reads(!record.is_known())
         });
+        self.on_trial = if tried { TRIED } else { 0 };
     }
 
     pub fn has_begun(&self) -> bool {
@@ -242,11 +248,21 @@ mod tests {
     }
 
     #[test]
+    fn a_trial_ends_with_the_first_wrong_draft() {
+        let mut acceptance = Acceptance::default();
+        acceptance.begin(None);
+        acceptance.add(DraftSource::Prediction, 0, true);
+        assert_eq!(acceptance.on_trial, TRIED);
+        acceptance.add(DraftSource::Prediction, 0, false);
+        assert_eq!(acceptance.on_trial, 0);
+    }
+
+    #[test]
     fn what_nothing_is_known_of_is_tried_and_else_one_in_sixteen() {
         let begun = |record: Option<&mut DrafterRecord>| {
             let mut acceptance = Acceptance::default();
             acceptance.begin(record);
-            (acceptance.on_trial, acceptance.probability(DraftSource::Text))
+            (acceptance.on_trial == TRIED, acceptance.probability(DraftSource::Text))
         };
         let unknown = DraftOutcomes::default().probability;
         assert_eq!(begun(None), (true, unknown));

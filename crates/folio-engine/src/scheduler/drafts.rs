@@ -23,7 +23,7 @@ use folio_kv::{KvCache, TenantId};
 use super::Scheduler;
 use super::budget::Step;
 use super::costs::{Costs, StepKind};
-use crate::acceptance::DraftSource;
+use crate::acceptance::{DraftSource, TRIED};
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
 use crate::request::RequestId;
 use crate::sequence::{Running, Sequence, Slot, State};
@@ -33,8 +33,6 @@ const FORCED: f32 = 0.95;
 const FORCED_LAST: f32 = 0.5;
 /// What drafts add to a step counts so many times: estimates err.
 const PAYS: f64 = 1.2;
-/// Drafts of a sequence of which nothing is known that are verified once although they would not pay.
-const TRIED: u32 = 3;
 /// Numbers of drafts that are compared for a step.
 const LOOKED_AT: usize = 64;
 /// Known tokens that a drafter computes before its drafts in one step.
@@ -98,7 +96,7 @@ impl Scheduler {
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
             let acceptance = &sequence.acceptance;
-            drafts.granted == 0 && !sequence.forced && (acceptance.on_trial || acceptance.is_due(rows))
+            drafts.granted == 0 && !sequence.forced && (acceptance.on_trial > 0 || acceptance.is_due(rows))
         };
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
@@ -150,14 +148,19 @@ impl Scheduler {
     /// Of drafts that do not pay, some are verified to learn of them; nobody looks for the others for a while.
     fn try_drafts(&mut self, rows: u32, kind: StepKind) {
         let step = self.next_step();
-        let tried = if rows * (1 + TRIED) <= self.costs.rows_max(kind) { TRIED } else { 1 };
+        // One by one where a wrong one costs a token of its sequence.
+        let us = |rows, kind| self.costs.step_us(rows, kind).filter(|_| rows <= self.costs.rows_max(kind));
+        let at_once = match (us(rows * (1 + TRIED), kind), us(rows, StepKind::Alone)) {
+            (Some(all), Some(plain)) if all <= 2.0 * plain => TRIED,
+            _ => 1,
+        };
         for drafts in &mut self.step.drafters {
             let sequence = &mut self.sequences[drafts.slot];
-            let on_trial = !sequence.forced && std::mem::take(&mut sequence.acceptance.on_trial);
             if drafts.granted > 0 {
                 sequence.acceptance.resume();
-            } else if on_trial {
-                drafts.granted = drafts.most.min(tried);
+            } else if !sequence.forced && sequence.acceptance.on_trial > 0 {
+                drafts.granted = drafts.most.min(at_once).min(sequence.acceptance.on_trial);
+                sequence.acceptance.on_trial -= drafts.granted;
             } else if !sequence.forced && sequence.acceptance.pause(step, rows) {
                 drafts.granted = 1;
             } else {
