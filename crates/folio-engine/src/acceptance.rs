@@ -11,21 +11,24 @@ use rustc_hash::FxHashMap;
 
 /// Of drafts, the share that was what was chosen, as far as that can be expected again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DraftOutcomes {
-    pub probability: f32,
+struct DraftOutcomes {
+    probability: f32,
     count: u8,
 }
 
+/// What is expected where nothing is known.
+const UNKNOWN: f32 = 0.7;
+
 impl Default for DraftOutcomes {
     fn default() -> Self {
-        Self { probability: 0.7, count: 0 }
+        Self { probability: UNKNOWN, count: 0 }
     }
 }
 
 impl DraftOutcomes {
-    /// `least`: what an outcome weighs at least against those before. The first few weigh more.
-    fn add(&mut self, right: bool, least: f32) {
-        let weight = least.max(1.0 / (3.0 + f32::from(self.count)));
+    /// The first few weigh more.
+    fn add(&mut self, right: bool) {
+        let weight = OUTCOME.max(1.0 / (3.0 + f32::from(self.count)));
         self.count = self.count.saturating_add(1);
         self.probability += weight * (f32::from(u8::from(right)) - self.probability);
     }
@@ -70,7 +73,7 @@ impl Acceptance {
         if place == 0 {
             self.expected = outcomes.probability;
         }
-        outcomes.add(right, OUTCOME);
+        outcomes.add(right);
         if !right {
             self.on_trial = 0;
         }
@@ -82,15 +85,15 @@ impl Acceptance {
         self.outcomes[source as usize].probability
     }
 
-    /// The first drafts are there; `record`: of others from text like them, if there are such.
-    pub fn begin(&mut self, record: Option<&mut DrafterRecord>) {
+    /// The first drafts are there. Until they are verified what is expected of them is what became of those before, of its tenant's from there.
+    pub fn begin(&mut self, source: DraftSource, record: &mut DrafterRecord) {
         self.begun = true;
-        let tried = record.is_none_or(|record| {
-            if record.is_known() {
-                self.outcomes[DraftSource::Text as usize].probability = record.outcomes.probability;
-            }
-            record.reads(!record.is_known())
-        });
+        self.outcomes[source as usize].probability = record.rate();
+        // What one caller predicts, and what of one text a model says, tells little of another's.
+        let tried = match source {
+            DraftSource::Text => record.reads(!record.is_known()),
+            DraftSource::Prediction | DraftSource::Model => true,
+        };
         self.on_trial = if tried { TRIED } else { 0 };
     }
 
@@ -175,16 +178,13 @@ impl Calibration {
 /// What became lately of the drafts from one source, of all sequences of one tenant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DrafterRecord {
-    pub outcomes: DraftOutcomes,
     calibration: Calibration,
     /// Sequences in a row that it was not to read.
     passed_over: u32,
 }
 
 /// Outcomes after which they are to be relied on.
-const KNOWN: u8 = 16;
-/// What an outcome weighs at least.
-const RECENT: f32 = 0.05;
+const KNOWN: f32 = 16.0;
 /// Of so many sequences that would not be worth it one is read, to find out whether that has changed.
 const PASSED_OVER: u32 = 16;
 /// Tenants of which something is known.
@@ -193,7 +193,6 @@ const TENANTS: usize = 1024;
 impl DrafterRecord {
     /// An outcome, and what was expected of it.
     pub fn add(&mut self, expected: f32, right: bool) {
-        self.outcomes.add(right, RECENT);
         self.calibration.add(expected, right);
     }
 
@@ -202,8 +201,13 @@ impl DrafterRecord {
         if self.is_known() { self.calibration.probability(expected) } else { expected }
     }
 
+    /// Of its drafts, the share that was right.
+    pub fn rate(&self) -> f32 {
+        if self.is_known() { self.calibration.right / self.calibration.count } else { UNKNOWN }
+    }
+
     fn is_known(&self) -> bool {
-        self.outcomes.count >= KNOWN
+        self.calibration.count >= KNOWN
     }
 
     /// Whether the model reads a sequence that begins, or drafts of it are tried; `worth`: drafts that are right as often as lately would pay.
@@ -241,37 +245,38 @@ mod tests {
         let read: Vec<u32> = (1..=40).filter(|_| record.reads(false)).collect();
         assert_eq!(read, [16, 32]);
         assert!(record.reads(true) && !record.reads(false));
-        (0..6).for_each(|_| record.add(0.7, false));
-        assert!((0.1..0.2).contains(&record.outcomes.probability), "the first outcomes weigh more");
-        (0..60).for_each(|_| record.add(0.7, false));
-        assert!(record.outcomes.probability < 0.05);
+        (0..6).for_each(|_| record.add(UNKNOWN, false));
+        assert_eq!(record.rate(), UNKNOWN, "too few to rely on");
+        (0..60).for_each(|_| record.add(UNKNOWN, false));
+        assert_eq!(record.rate(), 0.0);
     }
 
     #[test]
     fn a_trial_ends_with_the_first_wrong_draft() {
         let mut acceptance = Acceptance::default();
-        acceptance.begin(None);
+        acceptance.begin(DraftSource::Prediction, &mut DrafterRecord::default());
         acceptance.add(DraftSource::Prediction, 0, true);
         assert_eq!(acceptance.on_trial, TRIED);
         acceptance.add(DraftSource::Prediction, 0, false);
         assert_eq!(acceptance.on_trial, 0);
     }
 
+    /// Of text; what is predicted is always tried.
     #[test]
     fn what_nothing_is_known_of_is_tried_and_else_one_in_sixteen() {
-        let begun = |record: Option<&mut DrafterRecord>| {
+        let begun = |source: DraftSource, record: &mut DrafterRecord| {
             let mut acceptance = Acceptance::default();
-            acceptance.begin(record);
-            (acceptance.on_trial == TRIED, acceptance.probability(DraftSource::Text))
+            acceptance.begin(source, record);
+            (acceptance.on_trial == TRIED, acceptance.probability(source))
         };
-        let unknown = DraftOutcomes::default().probability;
-        assert_eq!(begun(None), (true, unknown));
+        let (text, predicted) = (DraftSource::Text, DraftSource::Prediction);
         let mut record = DrafterRecord::default();
-        assert_eq!(begun(Some(&mut record)), (true, unknown));
-        (0..KNOWN).for_each(|_| record.add(0.7, false));
-        let tried: Vec<u32> = (1..=40).filter(|_| begun(Some(&mut record)).0).collect();
+        assert_eq!(begun(text, &mut record), (true, UNKNOWN));
+        (0..20).for_each(|_| record.add(UNKNOWN, false));
+        let tried: Vec<u32> = (1..=40).filter(|_| begun(text, &mut record).0).collect();
         assert_eq!(tried, [16, 32]);
-        assert_eq!(begun(Some(&mut record)).1, record.outcomes.probability, "as its tenant's were lately");
+        assert_eq!(begun(text, &mut record).1, 0.0, "as its tenant's were lately");
+        assert_eq!(begun(predicted, &mut record), (true, 0.0));
     }
 
     #[test]
@@ -279,12 +284,11 @@ mod tests {
         let mut records = DrafterRecords::default();
         let (model, text) = (DraftSource::Model, DraftSource::Text);
         (0..60).for_each(|_| records.of(TenantId(1), model).add(0.7, false));
-        assert!(records.of(TenantId(1), model).outcomes.probability < 0.05);
+        assert_eq!(records.of(TenantId(1), model).rate(), 0.0);
         assert!(records.probability(TenantId(1), model, 0.7) < 0.05);
-        let unknown = DrafterRecord::default().outcomes.probability;
         for (tenant, source) in [(1, text), (2, model)] {
             assert_eq!(records.probability(TenantId(tenant), source, 0.7), 0.7);
-            assert_eq!(records.of(TenantId(tenant), source).outcomes.probability, unknown);
+            assert_eq!(records.of(TenantId(tenant), source).rate(), UNKNOWN);
         }
         for tenant in 0..3 * TENANTS as u32 {
             records.of(TenantId(tenant), text);
@@ -335,11 +339,7 @@ mod tests {
         let before = acceptance.probability(model);
         assert_eq!(acceptance.add(model, 0, false), before, "what was expected of a new step's first");
         assert!((acceptance.probability(model) - 0.8 * before).abs() < 0.001);
-        assert_eq!(
-            acceptance.probability(text),
-            DraftOutcomes::default().probability,
-            "text is another drafter"
-        );
+        assert_eq!(acceptance.probability(text), UNKNOWN, "text is another drafter");
     }
 
     /// Of many sequences whose drafts are right at random, those that were lucky are no better; of those that have runs, they are.

@@ -15,7 +15,6 @@
 //! Its KV is one group of the cache, the last of a plan, and optional. Blocks of it that are to be copied are copied before it computes
 //! next: nobody else reads or writes them.
 
-mod agreement;
 mod features;
 
 use std::sync::Arc;
@@ -27,7 +26,6 @@ use crate::plan::{
     StepOutput, StepPlan, TableChange, Want,
 };
 use crate::request::SamplingParams;
-pub use agreement::{Agreement, AgreementLimits, PoolShape, Questions, agreement};
 use features::Features;
 
 /// See the module documentation.

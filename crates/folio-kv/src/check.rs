@@ -10,38 +10,19 @@ use crate::policy::NONE;
 use crate::table::BlockTable;
 use crate::types::{BlockId, HOLE, Layout, TenantId};
 
-/// An invariant that does not hold.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    #[error("block {block:?} of group {group} counts {counted} references and is held by {held}")]
-    References { group: usize, block: BlockId, counted: u32, held: u32 },
-    #[error("block {block:?} of tenant {owner:?} is in a table of tenant {holder:?}")]
-    Tenant { block: BlockId, owner: TenantId, holder: TenantId },
-    #[error(
-        "block {block:?} of group {group} is in {states} of the states free, cached and active, not in one"
-    )]
-    Partition { group: usize, block: BlockId, states: u32 },
-    #[error("block {block:?}: {what}")]
-    Index { block: BlockId, what: &'static str },
-    #[error("table entry {index}, block {block:?} of group {group}: {what}")]
-    Table { group: usize, index: usize, block: BlockId, what: &'static str },
-    #[error("{what} is reported as {reported} and is {actual}")]
-    Count { what: &'static str, reported: u64, actual: u64 },
-}
-
-pub(crate) fn count(what: &'static str, reported: u64, actual: u64) -> Result<(), Violation> {
-    if reported == actual { Ok(()) } else { Err(Violation::Count { what, reported, actual }) }
+pub(crate) fn count(what: &'static str, reported: u64, actual: u64) -> Result<(), String> {
+    if reported == actual { Ok(()) } else { Err(format!("{what} is reported as {reported} and is {actual}")) }
 }
 
 /// There are `actual`, and no more than `limit` of them can be.
-pub(crate) fn at_most(what: &'static str, actual: u32, limit: u32) -> Result<(), Violation> {
+pub(crate) fn at_most(what: &'static str, actual: u32, limit: u32) -> Result<(), String> {
     count(what, actual.min(limit).into(), actual.into())
 }
 
 impl KvCache {
-    /// Verifies every invariant of the crate. `tables` must be all tables that exist: reference counts are compared with
+    /// Verifies every invariant of the crate; the error says which one does not hold. `tables` must be all tables that exist: reference counts are compared with
     /// them, so a leaked table is found too.
-    pub fn check(&self, tables: &[&BlockTable]) -> Result<(), Violation> {
+    pub fn check(&self, tables: &[&BlockTable]) -> Result<(), String> {
         for group in 0..self.groups.len() {
             self.check_references(group, tables)?;
             tables.iter().try_for_each(|table| self.check_table(group, table))?;
@@ -75,19 +56,16 @@ impl KvCache {
         all
     }
 
-    fn check_references(&self, group: usize, tables: &[&BlockTable]) -> Result<(), Violation> {
+    fn check_references(&self, group: usize, tables: &[&BlockTable]) -> Result<(), String> {
         let pool = &self.groups[group].pool;
         let mut held = vec![0u32; pool.len() as usize];
         for table in tables {
             for (index, &block) in table.lists[group].iter().enumerate().filter(|(_, block)| **block != HOLE)
             {
-                match held.get_mut(block.0 as usize) {
-                    Some(held) => *held += 1,
-                    None => {
-                        let what = "is not a block of this pool";
-                        return Err(Violation::Table { group, index, block, what });
-                    }
-                }
+                let Some(held) = held.get_mut(block.0 as usize) else {
+                    return Err(format!("table entry {index}: there is no {block:?} in group {group}"));
+                };
+                *held += 1;
             }
         }
         self.holds.slots(group).for_each(|block| held[block as usize] += 1);
@@ -101,14 +79,17 @@ impl KvCache {
         for (slot, held) in (0..).zip(held) {
             let counted = if pool.is_free(slot) { 0 } else { pool.slot(slot).refs };
             if counted != held {
-                return Err(Violation::References { group, block: BlockId(slot), counted, held });
+                let block = BlockId(slot);
+                return Err(format!(
+                    "{block:?} of group {group} counts {counted} references and is held by {held}"
+                ));
             }
             shared += u64::from(held.saturating_sub(1));
         }
         count("references beyond the first", self.groups[group].shared.into(), shared)
     }
 
-    fn check_table(&self, group: usize, table: &BlockTable) -> Result<(), Violation> {
+    fn check_table(&self, group: usize, table: &BlockTable) -> Result<(), String> {
         let config = self.groups[group].config;
         let (size, ratio) = (config.block_tokens, config.block_tokens / self.config.block_tokens);
         let list = &table.lists[group];
@@ -132,7 +113,7 @@ impl KvCache {
             published.min(table.full_blocks(group)).into(),
         )?;
         for (index, &id) in list.iter().enumerate() {
-            let fail = |what| Err(Violation::Table { group, index, block: id, what });
+            let fail = |what| Err(format!("table entry {index}, {id:?} of group {group}: {what}"));
             let (start, number) = (index as u32 * size, index as u32);
             if number < config.first_block(table.computed) {
                 if id != HOLE {
@@ -150,7 +131,7 @@ impl KvCache {
             let last = (number + 1) * ratio - 1;
             let holder = table.root().owner(last.min(start.div_ceil(self.config.block_tokens).max(last)));
             if slot.tenant != holder {
-                return Err(Violation::Tenant { block: id, owner: slot.tenant, holder });
+                return fail(&format!("is of tenant {:?}, the table of {holder:?}", slot.tenant));
             }
             if number < published {
                 self.check_published(group, table, index, id, last)?;
@@ -177,8 +158,8 @@ impl KvCache {
         index: usize,
         block: BlockId,
         last: u32,
-    ) -> Result<(), Violation> {
-        let fail = |what| Err(Violation::Table { group, index, block, what });
+    ) -> Result<(), String> {
+        let fail = |what| Err(format!("table entry {index}, {block:?} of group {group}: {what}"));
         let Some(node) = self.slot(group, block).node() else { return fail("is computed and not published") };
         if self.nodes.find(table.hashes.get(table.declared, last).unwrap_or(&crate::BlockHash([0; 32])))
             != Some(node)
@@ -201,7 +182,7 @@ impl KvCache {
     }
 
     /// Every block is free, cached or active, and where that is listed.
-    fn check_partition(&self, group: usize) -> Result<(), Violation> {
+    fn check_partition(&self, group: usize) -> Result<(), String> {
         let of = &self.groups[group];
         let mut listed = vec![0; of.pool.len() as usize];
         of.cached().for_each(|block| listed[block as usize] += 1);
@@ -214,7 +195,8 @@ impl KvCache {
             let is_listed = if group == 0 { u32::from(cached) } else { listed[slot as usize] };
             let states = u32::from(is_free) + u32::from(it.refs > 0) + is_listed;
             if states != 1 || (is_listed == 1) != cached {
-                return Err(Violation::Partition { group, block: BlockId(slot), states });
+                let block = BlockId(slot);
+                return Err(format!("{block:?} of group {group} is in {states} of free, cached and active"));
             }
         }
         count("free blocks", of.pool.free().into(), free)
@@ -222,10 +204,10 @@ impl KvCache {
 
     /// A node and the block in which it resides name each other, and hold as much; nobody holds a block of groups 1 and up more
     /// often than its node.
-    fn check_places(&self, group: usize) -> Result<(), Violation> {
+    fn check_places(&self, group: usize) -> Result<(), String> {
         let of = &self.groups[group];
         for (slot, it) in of.pool.used() {
-            let fail = |what| Err(Violation::Index { block: BlockId(slot), what });
+            let fail = |what| Err(format!("{:?} of group {group}: {what}", BlockId(slot)));
             let Some(node) = it.node() else { continue };
             if self.place(group, node) != Some(BlockId(slot)) {
                 return fail("has a node that does not reside there");
@@ -240,13 +222,13 @@ impl KvCache {
         if group > 0 { count("nodes that reside in a group", places, nodes) } else { Ok(()) }
     }
 
-    fn check_index(&self) -> Result<(), Violation> {
+    fn check_index(&self) -> Result<(), String> {
         let (mut listed, mut nodes) = (0, 0);
         for (id, node) in self.nodes.all() {
             nodes += 1;
             let block = self.block_of(id);
             let slot = self.slot(0, block);
-            let fail = |what| Err(Violation::Index { block, what });
+            let fail = |what| Err(format!("{block:?}: {what}"));
             if slot.node() != Some(id) {
                 return fail("has another node than the one that resides there");
             }
@@ -286,12 +268,12 @@ impl KvCache {
     }
 
     /// Every listed child names this parent; returns how many there are.
-    fn check_children(&self, parent: Parent) -> Result<u64, Violation> {
+    fn check_children(&self, parent: Parent) -> Result<u64, String> {
         let mut length = 0;
         for child in self.nodes.children(parent).take(self.nodes.capacity() as usize + 1) {
             if self.nodes.parent(child) != parent {
                 let block = self.block_of(child);
-                return Err(Violation::Index { block, what: "is listed by a parent it does not have" });
+                return Err(format!("{block:?}: is listed by a parent it does not have"));
             }
             length += 1;
         }
@@ -299,16 +281,15 @@ impl KvCache {
     }
 
     /// Every block is where the order of eviction says, and pinned blocks are counted once.
-    fn check_retention(&self) -> Result<(), Violation> {
+    fn check_retention(&self) -> Result<(), String> {
         let pool = &self.groups[0].pool;
         for slot in 0..pool.len() {
             let it = pool.slot(slot);
             let cached = !pool.is_free(slot) && it.is_cached();
             let node = if pool.is_free(slot) { None } else { it.node() };
             let children = node.map_or(0, |node| self.nodes.node(node).children);
-            if let Err(what) = self.policy.check(slot, cached, children) {
-                return Err(Violation::Index { block: BlockId(slot), what });
-            }
+            let placed = self.policy.check(slot, cached, children);
+            placed.map_err(|what| format!("{:?}: {what}", BlockId(slot)))?;
         }
         let misplaced = self.policy.misplaced(|block| pool.slot(block).tenant);
         count("blocks in the wrong list of the eviction order", 0, misplaced)?;
@@ -318,7 +299,7 @@ impl KvCache {
         count("pinned blocks", self.stats.pinned_blocks.into(), pinned.len() as u64)
     }
 
-    fn check_counts(&self) -> Result<(), Violation> {
+    fn check_counts(&self) -> Result<(), String> {
         let mut tenants: FxHashMap<TenantId, Tenant> = FxHashMap::default();
         for (at, group) in self.groups.iter().enumerate() {
             let (mut active, mut cached, mut written, mut tails) = (0u64, 0u64, 0u64, 0u64);

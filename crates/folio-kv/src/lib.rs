@@ -55,7 +55,6 @@ mod view;
 
 pub use account::Holdings;
 pub use cache::{CommitRefused, KvCache};
-pub use check::Violation;
 pub use counts::{GroupCounts, MAX_GROUPS};
 pub use demand::Growth;
 pub use events::{CacheEvent, EventBatch};

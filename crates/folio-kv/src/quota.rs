@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::Held;
 use crate::cache::KvCache;
-use crate::check::{Violation, at_most, count};
+use crate::check::{at_most, count};
 use crate::types::TenantId;
 
 /// Blocks of group 0.
@@ -168,14 +168,14 @@ impl KvCache {
     }
 
     /// Nobody is above its ceiling, and what [`KvCache::room`] says is what a count over all blocks says.
-    pub(crate) fn check_quotas(&self) -> Result<(), Violation> {
+    pub(crate) fn check_quotas(&self) -> Result<(), String> {
         if !self.quotas.on() {
             return Ok(());
         }
         self.tenants.keys().try_for_each(|tenant| self.check_room(*tenant))
     }
 
-    fn check_room(&self, tenant: TenantId) -> Result<(), Violation> {
+    fn check_room(&self, tenant: TenantId) -> Result<(), String> {
         let count_of = |owner: TenantId, cached: bool| {
             let used = self.groups[0].pool.used();
             used.filter(|(_, slot)| (!cached || slot.is_cached()) && slot.tenant == owner).count() as u32

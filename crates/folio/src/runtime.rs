@@ -3,6 +3,7 @@
 //! Owns: the order (resolve, open, pack, size the pool, start) and the report of what was decided and why. Used by serve,
 //! chat, run and bench alike.
 
+mod agreement;
 mod draft;
 mod pair;
 mod plan;
@@ -14,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use agreement::{PoolShape, Questions};
 use anyhow::{Context, Result, bail};
-use folio_engine::drafting_executor::{PoolShape, Questions};
 use folio_engine::engine::EngineParts;
 use folio_engine::{
     Clock, DRAFTS_MAX, Drafter, EngineHandle, EventFeed, Executor, ModelExecutor, SchedulerConfig,

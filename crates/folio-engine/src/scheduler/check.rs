@@ -1,6 +1,7 @@
 //! The scheduler's invariants, verified in full. For tests and the simulator; changes nothing.
 
-use folio_kv::{BlockTable, KvCache, TenantId, Ticket};
+use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId, Ticket};
+use rustc_hash::FxHashMap;
 
 use super::Scheduler;
 use crate::plan::SequenceId;
@@ -22,81 +23,72 @@ impl Scheduler {
         others: impl IntoIterator<Item = &'a BlockTable>,
     ) -> Result<(), String> {
         let tables: Vec<&BlockTable> = self.tables().map(|(_, _, table)| table).chain(others).collect();
-        cache.check(&tables).map_err(|violation| violation.to_string())?;
-        let total = self.sequences.len();
+        cache.check(&tables)?;
+        let (total, running, waiting) = (self.sequences.len(), self.running.len(), self.waiting.len());
         let outside = self.sequences.iter().filter(|s| !s.is_running() && s.suspension().is_some()).count();
-        if total != self.running.len() + self.waiting.len() + outside {
-            let (running, waiting) = (self.running.len(), self.waiting.len());
-            return Err(format!(
-                "{total} sequences, {running} run, {waiting} wait and {outside} are suspended"
-            ));
-        }
+        ensure(total == running + waiting + outside, || {
+            format!("{total} sequences, {running} run, {waiting} wait and {outside} are suspended")
+        })?;
         let counted = self.waiting.fair.counted();
-        if counted != (self.waiting.len(), total) {
-            return Err(format!("{counted:?} sequences wait and live in the tenants' accounts, not {total}"));
-        }
-        if !self.running.is_sorted_by(|a, b| a.0 < b.0) {
-            return Err("the running list is out of order".into());
-        }
-        for (_, slot) in &self.running {
-            self.check_running(cache, *slot)?;
-        }
+        ensure(counted == (waiting, total), || {
+            format!("{counted:?} sequences wait and live in the tenants' accounts, not {total}")
+        })?;
+        ensure(self.running.is_sorted_by(|a, b| a.0 < b.0), || "the running list is out of order".into())?;
+        ensure(running as u32 <= self.config.max_num_seqs, || {
+            format!("{running} sequences run, the limit is {}", self.config.max_num_seqs)
+        })?;
+        self.running.iter().try_for_each(|(_, slot)| self.check_running(cache, *slot))?;
         self.check_waits()?;
         let used = self.all_running().map(|running| running.table_slot);
         let mut slots: Vec<u32> = used.chain(self.table_slots.iter().copied()).collect();
         slots.sort_unstable();
-        if !slots.iter().copied().eq(0..slots.len() as u32) {
-            return Err(format!("slots of block tables are shared or lost: {slots:?}"));
-        }
-        if self.all_running().filter(|running| running.preempted).count() as u32 != self.preempting {
-            return Err(format!("{} victims wait for their last commit, others are marked", self.preempting));
-        }
-        let reserved = self.all_running().filter(|running| running.reserved.is_some()).count();
-        if self.config.guarantee_completion
-            && (reserved < self.running.len() || self.counters.preemptions > 0)
-        {
-            let (running, preemptions) = (self.running.len(), self.counters.preemptions);
-            return Err(format!(
-                "completion is guaranteed, but {reserved} of {running} have a reservation and {preemptions} were preempted"
-            ));
-        }
-        let mut sum = folio_kv::GroupCounts::default();
-        self.all_running().filter_map(|running| running.reserved).for_each(|blocks| sum += blocks);
-        if (sum, reserved as u32) != self.reservations.blocks() {
-            return Err(format!(
-                "{reserved} reservations of {sum} blocks, {:?} counted",
-                self.reservations.blocks()
-            ));
-        }
-        let adapters = self.reservations.adapters();
-        let uses = |(adapter, count): (&AdapterId, &u32)| {
-            let of = |(_, slot): &&(_, Slot)| self.sequences[*slot].request.adapter_id() == Some(*adapter);
-            self.running.iter().filter(of).count() as u32 == *count
-        };
-        let used = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter_id());
-        let users: u32 = adapters.values().sum();
-        if used.count() as u32 != users
-            || !adapters.iter().all(uses)
-            || adapters.len() as u32 > self.config.max_adapters
-        {
-            return Err(format!("{adapters:?} are used, at most {}", self.config.max_adapters));
-        }
+        ensure(slots.iter().copied().eq(0..slots.len() as u32), || {
+            format!("slots of block tables are shared or lost: {slots:?}")
+        })?;
+        let victims = self.all_running().filter(|running| running.preempted).count() as u32;
+        ensure(victims == self.preempting, || {
+            format!("{victims} victims wait for their last commit, {} are counted", self.preempting)
+        })?;
+        self.check_reservations()?;
         for sequence in self.sequences.iter() {
             let mut tickets = sequence.table().into_iter().flat_map(|table| table.tickets());
             let knows = |own: &Ticket| self.loads.get(own).map(|load| load.owner.0) == Some(sequence.id());
-            if let Some(ticket) = tickets.find(|own| !knows(own)) {
-                return Err(format!("{ticket:?} does not know that {:?} waits for it", sequence.id()));
-            }
+            let unknown = tickets.find(|own| !knows(own));
+            ensure(unknown.is_none(), || {
+                format!("{unknown:?} does not know that {:?} waits for it", sequence.id())
+            })?;
         }
         self.check_prefetches()?;
-        if self.running.len() as u32 > self.config.max_num_seqs {
-            return Err(format!(
-                "{} sequences run, the limit is {}",
-                self.running.len(),
-                self.config.max_num_seqs
-            ));
-        }
         self.check_requests()
+    }
+
+    /// What is set aside for those who run is counted, and so are the adapters that they use.
+    fn check_reservations(&self) -> Result<(), String> {
+        let (running, preemptions) = (self.running.len(), self.counters.preemptions);
+        let reserved = self.all_running().filter_map(|running| running.reserved);
+        let (reserved, sum) = reserved.fold((0, GroupCounts::default()), |(count, mut sum), blocks| {
+            sum += blocks;
+            (count + 1, sum)
+        });
+        ensure(
+            !self.config.guarantee_completion || (reserved as usize == running && preemptions == 0),
+            || {
+                format!(
+                    "completion is guaranteed: {reserved} of {running} have a reservation, {preemptions} were preempted"
+                )
+            },
+        )?;
+        let counted = self.reservations.blocks();
+        ensure((sum, reserved) == counted, || {
+            format!("{reserved} reservations of {sum} blocks, {counted:?} counted")
+        })?;
+        let counted = self.reservations.adapters();
+        let mut used: FxHashMap<AdapterId, u32> = FxHashMap::default();
+        let adapters = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter_id());
+        adapters.for_each(|adapter| *used.entry(adapter).or_default() += 1);
+        ensure(used == *counted && used.len() as u32 <= self.config.max_adapters, || {
+            format!("{used:?} adapters are used, {counted:?} counted, at most {}", self.config.max_adapters)
+        })
     }
 
     /// Who waits is counted by what it waits for, and has its deadline if that is outside.
@@ -106,28 +98,29 @@ impl Scheduler {
             let waits = sequence.waiting().map(|waiting| waiting.wait).or(sequence.suspension());
             waits.into_iter().for_each(|wait| counts[wait.reason] += 1);
         }
-        if counts != self.waiting.counts() {
-            return Err(format!("{counts:?} wait, {:?} are counted", self.waiting.counts()));
-        }
-        if let Some(slot) = self.waiting.iter().find(|slot| self.sequences[*slot].is_running()) {
-            return Err(format!("{:?} is in the queue and runs", self.sequences[slot].id()));
-        }
+        let counted = self.waiting.counts();
+        ensure(counts == counted, || format!("{counts:?} wait, {counted:?} are counted"))?;
+        let mut queued = self.waiting.iter().map(|slot| &self.sequences[slot]);
+        queued.try_for_each(|sequence| {
+            ensure(!sequence.is_running(), || format!("{:?} is in the queue and runs", sequence.id()))
+        })?;
         let outside = self.sequences.iter().filter(|sequence| sequence.suspension().is_some()).count();
         let has_deadline = |(until, id, slot): &(Micros, SequenceId, Slot)| {
             let wait = self.sequences.lives(*id, *slot).then(|| self.sequences[*slot].suspension()).flatten();
             wait.is_some_and(|wait| wait.until(&self.config) == *until)
         };
-        match outside == self.suspended.len() && self.suspended.iter().all(has_deadline) {
-            true => Ok(()),
-            false => Err(format!("{outside} are suspended, their deadlines are {:?}", self.suspended)),
-        }
+        ensure(outside == self.suspended.len() && self.suspended.iter().all(has_deadline), || {
+            format!("{outside} are suspended, their deadlines are {:?}", self.suspended)
+        })
     }
 
     /// Its progress is that of the steps under way, and it has what was set aside for it.
     fn check_running(&self, cache: &KvCache, slot: Slot) -> Result<(), String> {
         let sequence = &self.sequences[slot];
-        let fail = |what: &str| Err(format!("{:?} {what}", sequence.id()));
-        let Some(running) = sequence.running() else { return fail("is in the running list and waits") };
+        let holds = |holds: bool, what: &str| ensure(holds, || format!("{:?} {what}", sequence.id()));
+        let Some(running) = sequence.running() else {
+            return holds(false, "is in the running list and waits");
+        };
         let (mut steps, mut rows, mut pending, mut drafts) = (0, 0, 0, 0);
         for planned in self.ring.begun.iter().flat_map(|begun| &begun.planned) {
             if planned.id == sequence.id() {
@@ -137,25 +130,24 @@ impl Scheduler {
                 drafts += planned.drafts;
             }
         }
-        if (running.begun_steps, running.pending, running.granted) != (steps, pending, 0) {
-            return fail("counts other steps under way than there are");
-        }
-        if running.scheduled != running.table.computed() + rows
-            || running.scheduled > running.table.capacity()
-        {
-            return fail("is scheduled further than its rows or its blocks reach");
-        }
-        if running.scheduled > sequence.known() + running.pending + drafts {
-            return fail("is scheduled beyond what is known and pending");
-        }
-        if running.never_ran() && steps == 0 {
-            return fail("was attached and never ran");
-        }
+        let (scheduled, known) = (running.scheduled, sequence.known());
+        let counted = (running.begun_steps, running.pending, running.granted);
+        holds(counted == (steps, pending, 0), "counts other steps under way than there are")?;
+        let reached = running.table.computed() + rows;
+        holds(
+            scheduled == reached && scheduled <= running.table.capacity(),
+            "is scheduled further than its rows or its blocks reach",
+        )?;
+        holds(
+            scheduled <= known + running.pending + drafts,
+            "is scheduled beyond what is known and pending",
+        )?;
+        holds(!running.never_ran() || steps > 0, "was attached and never ran")?;
         let missing = self.missing(cache, slot, sequence.final_positions());
-        if running.reserved.is_some_and(|reserved| !missing.fits(reserved)) {
-            return fail(&format!("needs {missing}, {:?} is set aside for it", running.reserved));
-        }
-        Ok(())
+        let is_enough = running.reserved.is_none_or(|reserved| missing.fits(reserved));
+        ensure(is_enough, || {
+            format!("{:?} needs {missing}, {:?} is set aside for it", sequence.id(), running.reserved)
+        })
     }
 
     /// Every block table there is, and whose it is.
@@ -178,28 +170,23 @@ impl Scheduler {
 
     fn check_requests(&self) -> Result<(), String> {
         for sequence in self.sequences.iter() {
-            if sequence.computed() >= sequence.known() {
-                return Err(format!("{:?} has nothing left to compute", sequence.id()));
-            }
-            if sequence.timing.preemptions > self.config.max_preemptions {
-                return Err(format!(
-                    "{:?} was preempted {} times",
-                    sequence.id(),
-                    sequence.timing.preemptions
-                ));
-            }
+            let (id, preemptions) = (sequence.id(), sequence.timing.preemptions);
+            ensure(sequence.computed() < sequence.known(), || format!("{id:?} has nothing left to compute"))?;
+            ensure(preemptions <= self.config.max_preemptions, || {
+                format!("{id:?} was preempted {preemptions} times")
+            })?;
         }
         let members: usize = self.requests.values().map(|state| state.members.len()).sum();
-        if members != self.sequences.iter().count() {
-            return Err(format!("{members} members for {} sequences", self.sequences.iter().count()));
-        }
-        if self.requests.is_empty()
-            && (self.shared_prefixes.len() != 0 || !self.deadlines.is_empty() || self.queued.requests != 0)
-        {
-            return Err("something is left of requests that ended".into());
-        }
-        Ok(())
+        let sequences = self.sequences.iter().count();
+        ensure(members == sequences, || format!("{members} members for {sequences} sequences"))?;
+        let nothing =
+            self.shared_prefixes.len() == 0 && self.deadlines.is_empty() && self.queued.requests == 0;
+        ensure(nothing || !self.requests.is_empty(), || "something is left of requests that ended".into())
     }
+}
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
 }
 
 impl std::fmt::Debug for Scheduler {

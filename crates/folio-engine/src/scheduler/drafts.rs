@@ -171,17 +171,13 @@ impl Scheduler {
         self.step.drafters.retain(|drafts| drafts.granted > 0);
     }
 
-    /// What is known of a sequence's first drafts before they are verified: of a model that reads it, and of what its caller predicts, nothing; of
-    /// other text, what became of its tenant's drafts lately.
+    /// What is known of a sequence's first drafts before they are verified is what became of its tenant's lately.
     fn begin_drafts(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
-        if sequence.forced || sequence.acceptance.has_begun() {
-            return;
+        if !sequence.forced && !sequence.acceptance.has_begun() {
+            let source = sequence.draft_source(sequence.drafts.is_empty());
+            sequence.acceptance.begin(source, self.draft_records.of(sequence.tenant, source));
         }
-        let source = sequence.draft_source(sequence.drafts.is_empty());
-        let record =
-            matches!(source, DraftSource::Text).then(|| self.draft_records.of(sequence.tenant, source));
-        sequence.acceptance.begin(record);
     }
 
     /// Drafts that a sequence has, as far as they can be used.
@@ -263,7 +259,7 @@ impl Scheduler {
     fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
         let rows = self.running.len() as u32 + 1;
         let record = self.draft_records.of(tenant, DraftSource::Model);
-        let right = record.outcomes.probability;
+        let right = record.rate();
         let pays = |us| {
             let plain = Plain { tokens: f64::from(rows), us: Some(us), together: false };
             let right = (0..most as i32).map(|draft| right.powi(draft + 1));

@@ -12,33 +12,35 @@ use parking_lot::Mutex;
 
 use super::records::Batch;
 
-/// Bytes that are kept: of everybody, and of each owner. Files, and results that are no file yet.
+/// What is kept: bytes of everybody, and of each owner how many files and their bytes. Files, uploads, and results that are no file yet.
 #[derive(Default)]
 pub struct Room {
     pub all: u64,
-    pub own: HashMap<Arc<str>, u64>,
+    pub own: HashMap<Arc<str>, (usize, u64)>,
 }
 
 impl Room {
     /// Whether so many bytes more are within `max` for everybody, and within half of that for one owner.
     pub fn fits(&self, owner: &str, more: u64, max: u64) -> bool {
-        let own = self.own.get(owner).copied().unwrap_or_default();
+        let (_, own) = self.own.get(owner).copied().unwrap_or_default();
         self.all + more <= max && own + more <= max / 2
     }
 
-    fn take(&mut self, owner: &str, bytes: u64) {
+    pub fn files(&self, owner: &str) -> usize {
+        self.own.get(owner).map_or(0, |(files, _)| *files)
+    }
+
+    fn take(&mut self, owner: &Arc<str>, files: usize, bytes: u64) {
+        let own = self.own.entry(owner.clone()).or_default();
+        *own = (own.0 + files, own.1 + bytes);
         self.all += bytes;
-        match self.own.get_mut(owner) {
-            Some(own) => *own += bytes,
-            None => drop(self.own.insert(owner.into(), bytes)),
-        }
     }
 
     fn give_back(&mut self, owner: &str, bytes: u64) {
         self.all -= bytes;
         if let Some(own) = self.own.get_mut(owner) {
-            *own -= bytes;
-            if *own == 0 {
+            *own = (own.0 - 1, own.1 - bytes);
+            if own.0 == 0 {
                 self.own.remove(owner);
             }
         }
@@ -55,19 +57,27 @@ pub struct TakenRoom {
 impl TakenRoom {
     /// Whether or not there is room for it.
     pub fn new(room: &Arc<Mutex<Room>>, owner: &str, bytes: u64) -> Self {
-        room.lock().take(owner, bytes);
-        Self { room: room.clone(), owner: owner.into(), bytes }
+        let owner: Arc<str> = owner.into();
+        room.lock().take(&owner, 1, bytes);
+        Self { room: room.clone(), owner, bytes }
     }
 
-    /// `None`: it does not fit ([`Room::fits`]).
-    pub fn within(max: u64, room: &Arc<Mutex<Room>>, owner: &str, bytes: u64) -> Option<Self> {
+    /// As long as `refusal` has none, of what is taken before.
+    pub fn within<E>(
+        room: &Arc<Mutex<Room>>,
+        owner: &str,
+        bytes: u64,
+        refusal: impl FnOnce(&Room) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let mut taken = room.lock();
-        taken.fits(owner, bytes, max).then(|| taken.take(owner, bytes))?;
-        Some(Self { room: room.clone(), owner: owner.into(), bytes })
+        refusal(&taken)?;
+        let owner: Arc<str> = owner.into();
+        taken.take(&owner, 1, bytes);
+        Ok(Self { room: room.clone(), owner, bytes })
     }
 
     fn grow(&mut self, more: u64) {
-        self.room.lock().take(&self.owner, more);
+        self.room.lock().take(&self.owner, 0, more);
         self.bytes += more;
     }
 }

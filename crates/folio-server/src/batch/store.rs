@@ -176,15 +176,17 @@ impl Store {
         bytes: &[u8],
         seconds: Option<u64>,
     ) -> Result<FileMeta, ApiError> {
-        let count = self.current().own.get(owner).map_or(0, |own| own.files.len());
-        if count >= self.limits.files {
-            let message = format!("You have {count} files, the limit is {}; delete some.", self.limits.files);
-            return Err(full(message));
-        }
+        drop(self.current());
         // Taken before it is written, so that many at once are no more than one after the other.
-        let room = TakenRoom::within(self.bytes_max, &self.room, owner, bytes.len() as u64);
-        let room = room.ok_or_else(|| {
-            full("There is no room for this file; delete others, or wait until batches expire.".into())
+        let room = TakenRoom::within(&self.room, owner, bytes.len() as u64, |room| {
+            let (count, limit) = (room.files(owner), self.limits.files);
+            if count >= limit {
+                return Err(full(format!("You have {count} files, the limit is {limit}; delete some.")));
+            }
+            let fits = room.fits(owner, bytes.len() as u64, self.bytes_max);
+            fits.then_some(()).ok_or_else(|| {
+                full("There is no room for this file; delete others, or wait until batches expire.".into())
+            })
         })?;
         let created_at = unix_s();
         let meta = FileMeta {
@@ -200,9 +202,12 @@ impl Store {
         let content = match self.data(&meta.id) {
             None => FileContent::Memory(bytes.into()),
             Some(path) => {
-                let mut file = File::create(&path).map_err(storage)?;
-                file.write_all(bytes).and_then(|()| file.sync_all()).map_err(storage)?;
-                self.save_meta(&meta).map_err(storage)?;
+                let write = |mut file: File| file.write_all(bytes).and_then(|()| file.sync_all());
+                let written = File::create(&path).and_then(write).and_then(|()| self.save_meta(&meta));
+                if let Err(error) = written {
+                    self.unlink(&meta.id);
+                    return Err(storage(error));
+                }
                 FileContent::Disk(path)
             }
         };
@@ -477,24 +482,30 @@ mod tests {
 
     #[test]
     fn files_that_arrive_together_take_no_more_than_there_is() {
-        let store = Store::open(&BatchConfig { storage_bytes: Some(1000), ..Default::default() }).unwrap();
-        let gate = std::sync::Barrier::new(8);
-        let put = &|at: usize| {
-            gate.wait();
-            store.put(["a", "b"][at % 2], "f", &[0; 200], None).is_ok()
-        };
-        let kept = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8).map(|at| scope.spawn(move || put(at))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).filter(|kept| *kept).count()
-        });
-        assert_eq!((kept, store.room.lock().all), (4, 800), "two of each owner");
-        for owner in ["a", "b"] {
-            for meta in store.files(owner) {
-                store.delete(owner, &meta.id).unwrap();
+        let limits = BatchLimits { files: 3, ..Default::default() };
+        for (config, bytes, each) in [
+            (BatchConfig { storage_bytes: Some(1000), ..Default::default() }, 200, 2),
+            (BatchConfig { limits, ..Default::default() }, 1, 3),
+        ] {
+            let store = Store::open(&config).unwrap();
+            let gate = std::sync::Barrier::new(8);
+            let put = &|at: usize| {
+                gate.wait();
+                store.put(["a", "b"][at % 2], "f", &vec![0; bytes], None).is_ok()
+            };
+            let kept = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8).map(|at| scope.spawn(move || put(at))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).filter(|kept| *kept).count()
+            });
+            assert_eq!((kept, store.room.lock().all), (2 * each, (2 * each * bytes) as u64));
+            for owner in ["a", "b"] {
+                for meta in store.files(owner) {
+                    store.delete(owner, &meta.id).unwrap();
+                }
             }
+            let room = store.room.lock();
+            assert_eq!((room.all, room.own.len()), (0, 0));
         }
-        let room = store.room.lock();
-        assert_eq!((room.all, room.own.len()), (0, 0));
     }
 
     #[test]

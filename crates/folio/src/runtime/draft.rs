@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use folio_engine::drafting_executor::{Agreement, AgreementLimits, PoolShape, Questions};
 use folio_engine::{Drafter, DrafterModel, DraftingExecutor, Executor, ModelExecutor, Reads};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::Checkpoint;
@@ -16,6 +15,7 @@ use folio_model::hub::Held;
 use folio_model::{eagle, mtp};
 use folio_text::Tokenizer;
 
+use super::agreement::{Agreement, AgreementLimits, PoolShape, Questions};
 use super::weights::{WeightArgs, open_device};
 use super::{Loaded, logit_rows, pair};
 use crate::bench::limits::Costs;

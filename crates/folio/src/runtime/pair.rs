@@ -5,11 +5,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use folio_engine::drafting_executor::{Agreement, AgreementLimits, Questions, agreement};
 use folio_engine::{Drafter, DrafterModel, Executor};
 use folio_text::{ChatTemplate, Tokenizer};
 use serde_json::json;
 
+use super::agreement::{Agreement, AgreementLimits, Questions, agreement};
 use super::chat_prompt;
 
 /// Of conversations, to which every model has something to say that those who made a drafter for it heard often.

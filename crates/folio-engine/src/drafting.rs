@@ -1,39 +1,25 @@
 //! Host drafters: what a choice may say next, from text alone.
 //!
-//! Owns: the texts that drafts are found in. Must never: change a token (drafts are verified, and change time only), wait, or do work
-//! that grows with a text but for a probe for each 2,048 tokens of it.
+//! Owns: which texts drafts of a request are looked for in ([`folio_drafts`] finds them there). Must never: change a token (drafts are verified,
+//! and change time only), wait, or look at another tenant's text.
 //!
 //! They are called directly, between a commit and the next plan: a lookup is a few microseconds, so that a thread beside the engine's would
 //! cost more in waking than it spares, and its drafts would be late by a step. What grows with a text is done elsewhere: the prompt and
 //! a prediction are indexed where the request is made ([`Speculation::with_cache`]), an answer grows by a
 //! token at a time. What is proposed is an input of the plan ([`Scheduler::propose`]).
-//!
-//! | file | noun |
-//! |---|---|
-//! | `index` | where pairs of tokens are in a text |
-//! | `text` | text that grows, and its index |
-//! | `suffix` | what most probably follows a context there |
-//! | `answers` | finished answers of a tenant |
-
-mod answers;
-mod index;
-mod suffix;
-#[cfg(test)]
-mod tests;
-mod text;
 
 use std::sync::Arc;
 
+use folio_drafts::{Answers, DEPTH, GrowingText, IndexCache, NoIndexCache, PairIndex, Search, View};
+use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::request::{Event, FinishReason, Request, RequestId};
+use crate::request::{AdapterId, Event, FinishReason, Request, RequestId};
 use crate::scheduler::Scheduler;
-use answers::{Answers, AnswersOwner};
-pub use index::{IndexBlock, IndexCache};
-use index::{NoIndexCache, PairIndex};
-use suffix::{DEPTH, Search};
-use text::{GrowingText, View};
+
+/// Whose answers, and with which weights.
+type AnswersOwner = (TenantId, Option<AdapterId>);
 
 /// Bytes of finished answers: of one tenant with one adapter, and in all.
 const ANSWERS_BYTES: (usize, usize) = (8 << 20, 64 << 20);
@@ -210,7 +196,7 @@ impl Sources {
 /// The drafters of an engine: what is admitted is opened, what was told is followed, and before each plan it is proposed.
 pub struct Drafters {
     requests: FxHashMap<RequestId, Box<Sources>>,
-    answers: Answers,
+    answers: Answers<AnswersOwner>,
     /// Choices with new tokens.
     grown: Vec<(RequestId, u32)>,
     search: Search,
@@ -333,5 +319,52 @@ impl Drafters {
     pub fn clear(&mut self) {
         self.requests.clear();
         self.grown.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{RequestAdapter, SamplingParams, Timing, Token};
+    use folio_kv::{Identity, Root};
+
+    /// What an answer with other weights said is no draft: time would tell of it.
+    #[test]
+    fn answers_of_other_weights_are_no_drafts() {
+        let mut drafters = Drafters::default();
+        let adapter = |id| std::num::NonZeroU32::new(id).map(AdapterId);
+        let mut ask = |id: u64, tenant: u32, adapter: Option<AdapterId>, answer: &[u32]| {
+            let (secret, digest) = (&[7; 32], &[1; 32]);
+            let tenant = TenantId(tenant);
+            let root = Root::derive(&Identity {
+                tenant,
+                tenant_secret: secret,
+                model_digest: digest,
+                layout_digest: digest,
+                extra: &[],
+            });
+            let sampling = SamplingParams::greedy(64);
+            let prompt: Arc<[u32]> = [9, 1, 2].into();
+            let speculation = Some(Speculation::new(Drafter::Suffix, 8, &prompt, &[]));
+            let request = Request::new(RequestId(id), tenant, root, prompt, sampling);
+            let adapter = adapter.map(RequestAdapter::from);
+            drafters.open(&Request { adapter, speculation, ..request });
+            let event = |event| (RequestId(id), event);
+            let token = |id: &u32| {
+                event(Event::Token { choice: 0, token: Token { id: *id, us: 0.0, logprobs: None } })
+            };
+            drafters.follow(&answer.iter().map(token).collect::<Vec<_>>());
+            let drafts = drafters.drafts(RequestId(id), 0).to_vec();
+            let timing = Box::new(Timing::default());
+            let reason = FinishReason::Stop;
+            let end = Event::Finished { choice: 0, reason, stop_token: None, error: None, timing };
+            drafters.follow(&[event(end)]);
+            drafts
+        };
+        ask(1, 1, adapter(1), &[3, 4, 5, 6, 7]);
+        for (id, tenant, adapter) in [(2, 1, None), (3, 1, adapter(2)), (4, 2, adapter(1))] {
+            assert!(ask(id, tenant, adapter, &[3, 4]).is_empty());
+        }
+        assert_eq!(ask(5, 1, adapter(1), &[3, 4]), [5, 6], "as many as match");
     }
 }

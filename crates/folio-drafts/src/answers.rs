@@ -1,26 +1,22 @@
 //! Finished answers, in which drafts for later ones are found.
 //!
-//! Owns: one store for each tenant and adapter; what one tenant was told is never looked at for another, because a draft that is
-//! accepted shows in the time it takes. Must never: hold more than its bytes.
+//! Owns: one store for each owner; what one was told is never looked at for another, because a draft that is accepted shows in the
+//! time it takes. Must never: hold more than its bytes.
 //!
 //! A store has two generations. When the younger is full the older is dropped as a whole: old answers go at no cost, and nothing is
 //! searched for what to remove. When all stores together are too large, that which was used least recently goes: the oldest use is the first,
 //! and no store is looked at that stays.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
-use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
 
 use super::index::SEPARATOR;
 use super::text::{GrowingText, TOKEN_BYTES, View};
-use crate::request::AdapterId;
 
-/// Of an answer so many last tokens are kept: adding them is work of the engine's thread.
+/// Of an answer so many last tokens are kept: adding them is work of who drafts.
 const ANSWER_TOKENS_MAX: usize = 4096;
-
-/// Whose answers, and with which weights.
-pub type AnswersOwner = (TenantId, Option<AdapterId>);
 
 #[derive(Debug, Default)]
 struct Store {
@@ -29,19 +25,21 @@ struct Store {
     used: u64,
 }
 
+/// Of owners `O`.
 #[derive(Debug)]
-pub struct Answers {
+pub struct Answers<O> {
     /// Of a store, and of all.
     store_bytes: usize,
     bytes_max: usize,
-    stores: FxHashMap<AnswersOwner, Store>,
+    stores: FxHashMap<O, Store>,
     /// Whose store was used when; the number of a use is its time.
-    used: BTreeMap<u64, AnswersOwner>,
+    used: BTreeMap<u64, O>,
     bytes: usize,
     uses: u64,
 }
 
-impl Answers {
+impl<O: Copy + Eq + Hash> Answers<O> {
+    /// Holds so many bytes of each owner, and in all.
     pub fn new(store_bytes: usize, bytes_max: usize) -> Self {
         Self {
             store_bytes,
@@ -53,7 +51,8 @@ impl Answers {
         }
     }
 
-    pub fn add(&mut self, owner: AnswersOwner, answer: &[u32]) {
+    /// A finished answer. O(its tokens).
+    pub fn add(&mut self, owner: O, answer: &[u32]) {
         let most = ANSWER_TOKENS_MAX.min((self.store_bytes / 2 / TOKEN_BYTES).saturating_sub(1));
         let answer = &answer[answer.len().saturating_sub(most)..];
         if answer.len() < 3 {
@@ -76,7 +75,7 @@ impl Answers {
     }
 
     /// The younger first. It is a use.
-    pub fn of(&mut self, owner: AnswersOwner) -> Option<[View<'_>; 2]> {
+    pub fn of(&mut self, owner: O) -> Option<[View<'_>; 2]> {
         let store = self.stores.get_mut(&owner)?;
         self.uses += 1;
         self.used.remove(&std::mem::replace(&mut store.used, self.uses));

@@ -8,8 +8,6 @@ use super::answers::Answers;
 use super::index::{BLOCK_TOKENS, IndexBlock, IndexCache, NoIndexCache, PairIndex, SEPARATOR};
 use super::suffix::{COMPARED_MAX, DEPTH, PLACES_MAX, Search};
 use super::text::{GrowingText, TOKEN_BYTES, View};
-use crate::request::AdapterId;
-use folio_kv::TenantId;
 
 /// What `Search::suffix` says, from all of every text, by counting.
 fn oracle(texts: &[Vec<u32>], context: &[u32], most: usize) -> (f64, Vec<u32>) {
@@ -215,16 +213,14 @@ fn an_index_takes_no_more_than_is_counted() {
     }
 }
 
-const A: (TenantId, Option<AdapterId>) = (TenantId(1), None);
-const B: (TenantId, Option<AdapterId>) = (TenantId(2), None);
+const A: u32 = 1;
+const B: u32 = 2;
 
 #[test]
-fn answers_are_their_tenants_and_their_adapters() {
+fn answers_are_their_owners() {
     let mut answers = Answers::new(1 << 20, 1 << 22);
     answers.add(A, &[1, 2, 3, 4, 5]);
-    let adapter = std::num::NonZeroU32::new(1).map(AdapterId);
     assert!(answers.of(B).is_none());
-    assert!(answers.of((A.0, adapter)).is_none());
     let mut drafts = Vec::new();
     let own = answers.of(A).expect("it has one");
     Search::default().suffix(&own, &[9, 1, 2], 8, &mut drafts);
@@ -235,9 +231,8 @@ fn answers_are_their_tenants_and_their_adapters() {
 fn stores_hold_no_more_than_their_bytes() {
     let (each, all) = (100 * TOKEN_BYTES, 250 * TOKEN_BYTES);
     let mut answers = Answers::new(each, all);
-    for tenant in 0..10 {
+    for owner in 0..10 {
         for at in 0..100 {
-            let owner = (TenantId(tenant), None);
             answers.add(owner, &(0..1 + at * 7 % 90).collect::<Vec<u32>>());
             let held = answers
                 .of(owner)
@@ -246,8 +241,8 @@ fn stores_hold_no_more_than_their_bytes() {
             assert!(answers.bytes() <= all);
         }
     }
-    assert!(answers.of((TenantId(0), None)).is_none(), "used least recently");
-    assert!(answers.of((TenantId(9), None)).is_some());
+    assert!(answers.of(0).is_none(), "used least recently");
+    assert!(answers.of(9).is_some());
 }
 
 #[test]

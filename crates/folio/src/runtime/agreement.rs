@@ -9,11 +9,13 @@
 
 use std::sync::Arc;
 
-use crate::plan::{
-    DrafterModel, Executor, ExecutorError, Reads, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
-    StepPlan, Want,
+use folio_engine::plan::{
+    ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, StepPlan, Want,
 };
-use crate::request::SamplingParams;
+use folio_engine::{DrafterModel, Executor, Reads, SamplingParams};
+
+#[cfg(test)]
+mod tests;
 
 /// What came of it: of so many places of the model's answers, at how many both say the same token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! How often a drafter says what its model says in the model's own answers: all of the time where it is given what it was made for, and hardly
 //! ever otherwise.
 
-use folio_engine::drafting_executor::{Agreement, AgreementLimits, PoolShape, Questions, agreement};
-use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
-use folio_engine::{DrafterModel, Executor, ModelExecutor, Reads};
+use folio_engine::ModelExecutor;
+use folio_engine::plan::StepOutput;
 use folio_sim::{FEATURES, HeadBackend, SimBackend};
+
+use super::*;
 
 const VOCAB: usize = 1000;
 const ROWS: u32 = 64;
