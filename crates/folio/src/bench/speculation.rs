@@ -66,7 +66,7 @@ impl Bench<'_> {
         }
         let prompts: Vec<Arc<[u32]>> = (0..batch).map(|_| self.prompt(PROMPT)).collect();
         let by_model = drafter.is_model();
-        let times = self.times_of_rows(batch)?;
+        let times = self.times_of_rows(batch, decode / 2)?;
         let levels = if by_model { &EXPECTED[..1] } else { &EXPECTED[..] };
         // Steps of sizes that there were none of yet: what they allocate and compile is not what drafts cost.
         self.compare(drafter, &prompts, levels[levels.len() - 1])?;
@@ -123,19 +123,23 @@ impl Bench<'_> {
         })
     }
 
-    /// Seconds of a step with as many sequences as a batch has rows with some drafts each.
-    fn times_of_rows(&mut self, batch: u32) -> Result<BTreeMap<u32, f64>> {
+    /// Seconds of a step with as many sequences as a batch has rows with some drafts each; all have the same `context` tokens before their own,
+    /// as the rows of one sequence have.
+    fn times_of_rows(&mut self, batch: u32, context: u32) -> Result<BTreeMap<u32, f64>> {
         let rows = [0].iter().chain(&BOUND).map(|drafts| batch * (1 + drafts));
         let rows: Vec<u32> = rows.filter(|rows| *rows == batch || *rows <= ROWS_MAX).collect();
         let mut times = BTreeMap::new();
         for rows in rows {
-            if self.fits(rows, PROMPT, TOKENS).is_err() {
+            if self.fits(rows, context + PROMPT, TOKENS).is_err() {
                 break;
             }
             let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::greedy(TOKENS) };
             let mut rates = Vec::new();
             for _ in 0..self.args.repeat {
-                let prompts: Vec<Arc<[u32]>> = (0..rows).map(|_| self.prompt(PROMPT)).collect();
+                let shared = self.prompt(context);
+                self.answer(vec![(shared.clone(), None)], &SamplingParams::greedy(1))?;
+                let prompts: Vec<Arc<[u32]>> =
+                    (0..rows).map(|_| [&shared[..], &self.prompt(PROMPT)].concat().into()).collect();
                 // Their KV is computed first, so that all of them then begin in the same step.
                 let alone = prompts.iter().map(|prompt| (prompt.clone(), None)).collect();
                 self.answer(alone, &SamplingParams::greedy(1))?;
