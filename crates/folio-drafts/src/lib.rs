@@ -18,6 +18,6 @@ mod tests;
 mod text;
 
 pub use answers::Answers;
-pub use index::{IndexBlock, IndexCache, NoIndexCache, PairIndex, SEPARATOR};
+pub use index::{IndexBlock, IndexCache, NoIndexCache, PairIndex};
 pub use suffix::{DEPTH, Search};
 pub use text::{GrowingText, View};

@@ -508,6 +508,18 @@ fn processors(rows: u64) -> u64 {
     if rows <= 4 { 8000 + 500 * rows } else { 10_000 + 1100 * (rows.next_multiple_of(4) - 4) }
 }
 
+/// What is always wrong is tried with each answer: one draft of it where rows are dear, three where they are not.
+#[test]
+fn where_rows_are_dear_a_wrong_prediction_costs_one() {
+    for (us, tried) in [(processors as fn(u64) -> u64, 1), (|_| 8000, 3)] {
+        let time = Arc::default();
+        let (engine, mut state) = (modelled(unrepeated, Device::waited_for(us), &time), 7);
+        let mut ask = || predicted_at_random(&engine, &time, &mut state, (8, 0, true));
+        (0..4).for_each(|_| drop(ask()));
+        assert!(ask().iter().all(|answer| (answer.drafts, answer.right) == (tried, 0)));
+    }
+}
+
 /// However long a tenant's predictions were wrong, it is known two rounds later that they are right.
 #[test]
 fn predictions_that_become_right_are_found_out() {

@@ -3,6 +3,7 @@
 //! Invariants: lines are whole, but for the last of a process that ended; bytes are counted in [`Room`] as they come.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -57,9 +58,8 @@ pub struct TakenRoom {
 impl TakenRoom {
     /// Whether or not there is room for it.
     pub fn new(room: &Arc<Mutex<Room>>, owner: &str, bytes: u64) -> Self {
-        let owner: Arc<str> = owner.into();
-        room.lock().take(&owner, 1, bytes);
-        Self { room: room.clone(), owner, bytes }
+        let Ok(taken) = Self::within(room, owner, bytes, |_| Ok::<_, Infallible>(()));
+        taken
     }
 
     /// As long as `refusal` has none, of what is taken before.

@@ -181,7 +181,8 @@ impl Store {
         let room = TakenRoom::within(&self.room, owner, bytes.len() as u64, |room| {
             let (count, limit) = (room.files(owner), self.limits.files);
             if count >= limit {
-                return Err(full(format!("You have {count} files, the limit is {limit}; delete some.")));
+                let what = "files, uploads and batches that run";
+                return Err(full(format!("You have {count} {what}, the limit is {limit}; delete some.")));
             }
             let fits = room.fits(owner, bytes.len() as u64, self.bytes_max);
             fits.then_some(()).ok_or_else(|| {
