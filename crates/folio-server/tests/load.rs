@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{FakeEngine, app};
-use folio_server::{Listeners, Server, ServerConfig};
+use folio_server::{Limits, Listeners, Server, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -153,7 +153,9 @@ impl Drop for Client {
 fn served() -> (SocketAddr, Arc<FakeEngine>, mpsc::Sender<()>) {
     let engine = FakeEngine::saying(&"a".repeat(200));
     engine.plan(|plan| plan.manual = true);
-    let server = Server::new(ServerConfig::default(), app(engine.clone())).unwrap();
+    // However long this takes, nobody is given up for having said nothing.
+    let limits = Limits { header_timeout: Duration::from_secs(3600), ..Limits::default() };
+    let server = Server::new(ServerConfig { limits, ..ServerConfig::default() }, app(engine.clone())).unwrap();
     let (signals, receiver) = mpsc::channel(4);
     let (told, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
