@@ -25,7 +25,7 @@ use crate::memory::{Floats, HugeBuffer};
 use crate::packed::{PackedMatrix, QuantizeWith};
 use crate::packed_file::{PackedFile, PackedWeights};
 use crate::plain::Kind;
-use crate::pool::{Claims, ThreadPool};
+use crate::pool::{Claims, ThreadPool, Worker};
 use crate::quant::quantize::Quantize;
 use crate::simd::dot::COLUMNS;
 use crate::simd::{Isa, LANES};
@@ -317,6 +317,19 @@ impl Backend for CpuBackend {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
+        self.forward_and(batch, 0, &|_, _| ())?;
+        let logits = self.model.as_ref().map(|model| &model.buffers.logits);
+        // SAFETY: there is room for the rows of any batch that was checked; only `forward_and` writes there, which this borrow
+        // excludes.
+        Ok(logits.map_or(&[], |logits| unsafe { logits.dense(batch.logit_rows.len()) }))
+    }
+
+    fn forward_and(
+        &mut self,
+        batch: &Batch,
+        jobs: usize,
+        job: &(dyn Fn(usize, &[f32]) + Sync),
+    ) -> Result<(), BackendError> {
         let Some(model) = self.model.as_mut().filter(|_| !self.caches.is_empty()) else {
             return Err(BackendError::Device("no program or no cache is loaded".into()));
         };
@@ -357,10 +370,20 @@ impl Backend for CpuBackend {
             adapted: &model.adapted,
             batch,
         };
-        self.pool.run(&|worker| step.run(worker)).map_err(device)?;
-        // SAFETY: there is room for the rows of any batch that was checked; only `forward` writes there, which this borrow
-        // excludes.
-        Ok(unsafe { model.buffers.logits.dense(batch.logit_rows.len()) })
+        let claims = Claims::default();
+        let run = |worker: &Worker<'_>| {
+            step.run(worker);
+            if jobs == 0 {
+                return;
+            }
+            worker.barrier();
+            // SAFETY: there is room for the rows of any batch that was checked, and after the barrier nobody writes there.
+            let logits = unsafe { step.buffers.logits.dense(batch.logit_rows.len()) };
+            while let Some(index) = claims.next(jobs, 1) {
+                job(index.start, logits);
+            }
+        };
+        self.pool.run(&run).map_err(device)
     }
 
     fn hidden(&self, row: u32) -> &[f32] {

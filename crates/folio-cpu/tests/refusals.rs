@@ -60,6 +60,41 @@ fn a_malformed_batch_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn jobs_behind_a_step_see_its_logits_on_every_thread_and_one_that_panics_is_an_error() {
+    use std::sync::Mutex;
+    let spec = Spec { max_rows: 8, max_position: 64, ..Spec::default() };
+    let mut backend = cpu(&spec, 6, 2, Isa::best());
+    let want = backend.forward(&good()).expect("a step").to_vec();
+    let mut threads = std::collections::HashSet::new();
+    for _ in 0..200 {
+        let seen = Mutex::new(Vec::new());
+        let job = |index: usize, logits: &[f32]| {
+            assert_same_bits("what a job sees", logits, &want, spec.vocab);
+            seen.lock().expect("nobody panicked").push((index, std::thread::current().id()));
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        backend.forward_and(&good(), 5, &job).expect("a step");
+        let mut seen = seen.into_inner().expect("nobody panicked");
+        seen.sort_by_key(|(index, _)| *index);
+        assert_eq!(seen.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        threads.extend(seen.into_iter().map(|(_, thread)| thread));
+        if threads.len() == 2 {
+            break;
+        }
+    }
+    assert_eq!(threads.len(), 2, "one thread had all jobs of all steps");
+
+    let broken = |index: usize, _: &[f32]| {
+        if index == 1 {
+            std::panic::resume_unwind(Box::new("broken on purpose")); // no message on stderr
+        }
+    };
+    let error = backend.forward_and(&good(), 3, &broken).expect_err("a job panicked").to_string();
+    assert!(error.contains("broken on purpose"), "{error}");
+    assert_same_bits("afterwards", backend.forward(&good()).expect("still works"), &want, spec.vocab);
+}
+
+#[test]
 fn copies_take_the_first_positions_of_a_block_in_order() {
     for kv in KvFormat::ALL {
         let spec = Spec { kv, ..Spec::default() };

@@ -1,6 +1,7 @@
 //! The real executor: a plan becomes batches for a [`Backend`], logits become tokens, hidden states are pooled.
 //!
-//! Owns: the translation and the sampler. A backend that samples by itself is asked for tokens instead of logits (`on_device`); the
+//! Owns: the translation. A backend that leaves sampling to it lends the threads that it computes with: each samples
+//! the next sequence that nobody has, its rows in order ([`Backend::forward_and`]). A backend that samples by itself is asked for tokens instead of logits (`on_device`); the
 //! tokens are the same. Must never: decide anything; what it computes is a function of the plan and
 //! the cached bits.
 //!
@@ -23,7 +24,8 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use folio_model::backend::{Backend, Batch, BlockCopy, PLACEHOLDER, Span};
 use folio_model::sampling::Outcome;
@@ -38,7 +40,6 @@ use crate::sampler::Sampler;
 /// Runs plans on a backend. See the module documentation.
 pub struct ModelExecutor {
     backend: Box<dyn Backend>,
-    sampler: Sampler,
     vocab: usize,
     max_rows: usize,
     max_logit_rows: usize,
@@ -49,6 +50,8 @@ pub struct ModelExecutor {
     step: u64,
     /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
+    /// The sequences of `served`, where they are sampled here.
+    sampled: Vec<SampledHere>,
     /// What a backend that samples is asked, as [`ask`] finds it.
     asked: Vec<Served>,
     /// Of those, what is chosen here.
@@ -78,8 +81,18 @@ pub struct ModelExecutor {
 struct SomeTokens {
     /// Of each value in a row of logits.
     ids: Arc<[u32]>,
-    /// A row of logits of all tokens; of those that it cannot say, minus infinity.
-    logits: Vec<f32>,
+    /// Of all tokens.
+    vocab: usize,
+}
+
+/// A sequence that is sampled here: its rows in order, so that none behind a wrong draft is, beside those of other sequences.
+#[derive(Default)]
+struct SampledHere {
+    /// Its part of `served`, and the first of its rows of logits.
+    served: Range<usize>,
+    first_row: usize,
+    /// To all that is wanted.
+    answers: Mutex<Vec<Sampled>>,
 }
 
 /// A step that was begun and not finished.
@@ -128,7 +141,6 @@ impl ModelExecutor {
     pub fn new(backend: Box<dyn Backend>, vocab: usize, max_rows: usize, max_logit_rows: usize) -> Self {
         Self {
             backend,
-            sampler: Sampler::default(),
             vocab,
             max_rows: max_rows.max(1),
             max_logit_rows: max_logit_rows.max(1),
@@ -140,6 +152,7 @@ impl ModelExecutor {
             tables: Vec::new(),
             step: 0,
             served: Vec::new(),
+            sampled: Vec::new(),
             asked: Vec::new(),
             here: Vec::new(),
             sum: None,
@@ -159,7 +172,7 @@ impl ModelExecutor {
 
     /// Its logits are of these tokens, of `vocab` there are. Each is below that.
     pub fn with_token_ids(mut self, ids: Arc<[u32]>, vocab: usize) -> Self {
-        self.some_tokens = Some(SomeTokens { ids, logits: vec![f32::NEG_INFINITY; vocab] });
+        self.some_tokens = Some(SomeTokens { ids, vocab });
         self
     }
 
@@ -265,13 +278,7 @@ impl ModelExecutor {
     }
 
     /// Hidden states of the rows in `pass` that sample `at` of a sequence wants. Whether that answers it.
-    fn add_hidden(
-        &mut self,
-        index: usize,
-        sample: &SamplePlan,
-        at: usize,
-        pass: std::ops::Range<usize>,
-    ) -> bool {
+    fn add_hidden(&mut self, index: usize, sample: &SamplePlan, at: usize, pass: Range<usize>) -> bool {
         let row = sample.row as usize;
         let from = match sample.want {
             Want::Hidden => row,
@@ -471,56 +478,57 @@ impl ModelExecutor {
             }
             if let Some(it) = here.next_if(|it| it.row == row) {
                 let logits = self.backend.sampled_logits(row);
-                answers.push(sample_reached(&mut self.sampler, answers, &it.drafts, logits, &it.spec));
+                let answer = Sampler::of_thread(|sampler| {
+                    sample_reached(sampler, answers.last(), &it.drafts, logits, &it.spec)
+                });
+                answers.push(answer);
             }
         }
         Ok(())
     }
 
-    /// The backend computes the batch, the sampler chooses.
+    /// The backend computes the batch, and its threads choose.
     fn sample_here(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let failed = |reason: String| ExecutorError { step: plan.step, reason };
-        let logits = match self.backend.forward(&self.batch) {
-            Ok(logits) => logits,
-            Err(error) => {
-                self.lose_tables();
-                return Err(failed(error.to_string()));
+        let (mut sequences, mut first, mut first_row) = (0, 0, 0);
+        for served in self.served.chunk_by(|a, b| a.sequence == b.sequence) {
+            if sequences == self.sampled.len() {
+                self.sampled.push(SampledHere::default());
             }
-        };
-        if logits.len() != self.batch.logit_rows.len() * self.vocab {
-            return Err(failed(format!(
-                "the backend returned {} logits for {} rows of {}",
-                logits.len(),
-                self.batch.logit_rows.len(),
-                self.vocab
-            )));
+            let sampled = &mut self.sampled[sequences];
+            (sampled.served, sampled.first_row) = (first..first + served.len(), first_row);
+            sequences += 1;
+            first += served.len();
+            first_row += served.iter().filter(|served| served.hidden == 0).count();
         }
-        let mut rows = logits.chunks_exact(self.vocab);
-        for served in &self.served {
-            let sequence = &plan.sequences[served.sequence as usize];
-            let samples = served.wants(plan);
-            if served.hidden > 0 {
-                // Its place; the backend is asked when nobody reads logits any more.
-                self.output.samples.extend(samples.iter().map(|_| Sampled::Hidden(Vec::new())));
-                continue;
+        let here = Here {
+            plan,
+            served: &self.served,
+            vocab: self.vocab,
+            some_tokens: self.some_tokens.as_ref(),
+            drafts: &self.drafts,
+        };
+        let (sampled, before) = (&self.sampled[..sequences], self.output.samples.last());
+        let (rows, odd) = (self.batch.logit_rows.len(), OnceLock::new());
+        let done = self.backend.forward_and(&self.batch, sequences, &|index, logits| {
+            if logits.len() == rows * here.vocab {
+                // A sequence may have begun in the pass before; only the first may.
+                here.sample(&sampled[index], before.filter(|_| index == 0), logits);
+            } else {
+                let _ = odd.set(logits.len());
             }
-            let mut row = rows.next().unwrap_or_default();
-            if let Some(SomeTokens { ids, logits }) = &mut self.some_tokens {
-                ids.iter().zip(row).for_each(|(id, logit)| logits[*id as usize] = *logit);
-                row = logits;
-            }
-            for sample in samples {
-                self.output.samples.push(match &sample.want {
-                    Want::Token(spec) => {
-                        let drafts = named(sequence.drafts_before(sample), &self.drafts);
-                        sample_reached(&mut self.sampler, &self.output.samples, drafts, row, spec)
-                    }
-                    Want::Score { next, top } => self.sampler.score(row, *next, *top),
-                    Want::Hidden | Want::HiddenSum { .. } => {
-                        Sampled::Failed(Cow::Borrowed("no row was asked for"))
-                    }
-                });
-            }
+        });
+        let failed = |reason: String| ExecutorError { step: plan.step, reason };
+        if let Err(error) = done {
+            self.lose_tables();
+            return Err(failed(error.to_string()));
+        }
+        if let Some(logits) = odd.get() {
+            let reason = format!("the backend returned {logits} logits for {rows} rows of {}", self.vocab);
+            return Err(failed(reason));
+        }
+        for sampled in &mut self.sampled[..sequences] {
+            let answers = sampled.answers.get_mut().unwrap_or_else(PoisonError::into_inner);
+            self.output.samples.append(answers);
         }
         Ok(())
     }
@@ -571,15 +579,61 @@ impl ModelExecutor {
     }
 }
 
-/// What is chosen behind `drafts`, of which the last was to be the last of `answers`. Where it is not, nobody reads the row, and nothing is chosen.
+/// What sampling here looks at, from any thread.
+struct Here<'a> {
+    plan: &'a StepPlan,
+    served: &'a [Served],
+    vocab: usize,
+    some_tokens: Option<&'a SomeTokens>,
+    drafts: &'a [u32],
+}
+
+impl Here<'_> {
+    /// Answers all that is wanted of a sequence from the batch's `logits`. `before` is its answer in the pass before, if it began there.
+    fn sample(&self, sampled: &SampledHere, before: Option<&Sampled>, logits: &[f32]) {
+        let mut answers = sampled.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.clear();
+        let mut rows = logits.chunks_exact(self.vocab).skip(sampled.first_row);
+        let some_tokens = self.some_tokens.map(|some| (&*some.ids, some.vocab));
+        for served in &self.served[sampled.served.clone()] {
+            let samples = served.wants(self.plan);
+            if served.hidden > 0 {
+                // Its place; the backend is asked when nobody reads logits any more.
+                answers.extend(samples.iter().map(|_| Sampled::Hidden(Vec::new())));
+                continue;
+            }
+            let row = rows.next().unwrap_or_default();
+            let sequence = &self.plan.sequences[served.sequence as usize];
+            Sampler::of_thread(|sampler| {
+                sampler.with_row(row, some_tokens, |sampler, row| {
+                    for sample in samples {
+                        let answer = match &sample.want {
+                            Want::Token(spec) => {
+                                let drafts = named(sequence.drafts_before(sample), self.drafts);
+                                sample_reached(sampler, answers.last().or(before), drafts, row, spec)
+                            }
+                            Want::Score { next, top } => sampler.score(row, *next, *top),
+                            Want::Hidden | Want::HiddenSum { .. } => {
+                                Sampled::Failed(Cow::Borrowed("no row was asked for"))
+                            }
+                        };
+                        answers.push(answer);
+                    }
+                });
+            });
+        }
+    }
+}
+
+/// What is chosen behind `drafts`, of which the last was to be the answer `before`. Where it is not, nobody reads the row, and nothing is chosen.
 fn sample_reached(
     sampler: &mut Sampler,
-    answers: &[Sampled],
+    before: Option<&Sampled>,
     drafts: &[u32],
     logits: &[f32],
     spec: &SampleSpec,
 ) -> Sampled {
-    match (drafts.last(), answers.last()) {
+    match (drafts.last(), before) {
         (Some(draft), Some(Sampled::Token { id, .. })) if draft == id => {}
         (Some(_), Some(_)) => return Sampled::Failed(Cow::Borrowed("a draft before it is wrong")),
         // The answer before it may be one of an earlier pass.

@@ -516,7 +516,9 @@ fn where_rows_are_dear_a_wrong_prediction_costs_one() {
         let (engine, mut state) = (modelled(unrepeated, Device::waited_for(us), &time), 7);
         let mut ask = || predicted_at_random(&engine, &time, &mut state, (8, 0, true));
         (0..4).for_each(|_| drop(ask()));
-        assert!(ask().iter().all(|answer| (answer.drafts, answer.right) == (tried, 0)));
+        // Those that came before the rest may have begun where rows were few.
+        let last = ask().pop().expect("eight");
+        assert_eq!((last.drafts, last.right), (tried, 0));
     }
 }
 

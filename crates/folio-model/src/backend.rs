@@ -397,6 +397,19 @@ pub trait Backend: Send {
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError>;
 
+    /// As `forward`, and calls `job` with each of `0..jobs` and the logits, once each, on the threads that this backend computes with, where
+    /// it has any. No job may wait for another.
+    fn forward_and(
+        &mut self,
+        batch: &Batch,
+        jobs: usize,
+        job: &(dyn Fn(usize, &[f32]) + Sync),
+    ) -> Result<(), BackendError> {
+        let logits = self.forward(batch)?;
+        (0..jobs).for_each(|index| job(index, logits));
+        Ok(())
+    }
+
     /// Most alternatives that [`Backend::begin_and_sample`] gives log probabilities of; `None`: this backend does not sample.
     fn samples(&self) -> Option<u32> {
         None

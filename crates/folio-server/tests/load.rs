@@ -155,7 +155,8 @@ fn served() -> (SocketAddr, Arc<FakeEngine>, mpsc::Sender<()>) {
     engine.plan(|plan| plan.manual = true);
     // However long this takes, nobody is given up for having said nothing.
     let limits = Limits { header_timeout: Duration::from_secs(3600), ..Limits::default() };
-    let server = Server::new(ServerConfig { limits, ..ServerConfig::default() }, app(engine.clone())).unwrap();
+    let server =
+        Server::new(ServerConfig { limits, ..ServerConfig::default() }, app(engine.clone())).unwrap();
     let (signals, receiver) = mpsc::channel(4);
     let (told, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

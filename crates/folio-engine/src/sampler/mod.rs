@@ -23,6 +23,8 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
+
 use crate::guide::Restricted;
 use crate::plan::{SampleSpec, Sampled, TokenHistory};
 use crate::request::{SamplingParams, TokenLogprobs};
@@ -38,6 +40,8 @@ const CHUNK: usize = 64;
 
 /// Scratch memory of the rules; one per thread that samples.
 pub struct Sampler {
+    /// A row with the logits of tokens that the model cannot say.
+    whole: Vec<f32>,
     row: Vec<f32>,
     keys: Vec<u64>,
     bins: Vec<u64>,
@@ -46,11 +50,37 @@ pub struct Sampler {
 
 impl Default for Sampler {
     fn default() -> Self {
-        Self { row: Vec::new(), keys: Vec::new(), bins: vec![0; BINS], bin_of: Vec::new() }
+        Self { whole: Vec::new(), row: Vec::new(), keys: Vec::new(), bins: vec![0; BINS], bin_of: Vec::new() }
     }
 }
 
+thread_local! {
+    static SAMPLER: RefCell<Sampler> = RefCell::default();
+}
+
 impl Sampler {
+    /// That of this thread. `with` must not ask for it again.
+    pub(crate) fn of_thread<T>(with: impl FnOnce(&mut Self) -> T) -> T {
+        SAMPLER.with_borrow_mut(with)
+    }
+
+    /// Makes of a row of logits of some tokens one of all `vocab` there are, in which the others' are impossible.
+    pub(crate) fn with_row<T>(
+        &mut self,
+        logits: &[f32],
+        some_tokens: Option<(&[u32], usize)>,
+        with: impl FnOnce(&mut Self, &[f32]) -> T,
+    ) -> T {
+        let Some((ids, vocab)) = some_tokens else { return with(self, logits) };
+        let mut whole = std::mem::take(&mut self.whole);
+        whole.clear();
+        whole.resize(vocab, f32::NEG_INFINITY);
+        ids.iter().zip(logits).for_each(|(id, logit)| whole[*id as usize] = *logit);
+        let answer = with(self, &whole);
+        self.whole = whole;
+        answer
+    }
+
     /// Chooses the next token from `logits`, `[vocab]`.
     pub fn sample(&mut self, logits: &[f32], spec: &SampleSpec) -> Sampled {
         self.sample_behind(&[], logits, spec)
@@ -308,23 +338,33 @@ fn best(scores: impl Iterator<Item = (f64, u32)>) -> Option<u32> {
 }
 
 /// Gumbel-max over the whole row. Starts from the largest logit, so that most tokens are passed over: those that could
-/// not win with the largest draw there is without drawing, and most others without a logarithm.
+/// not win with the largest draw there is without drawing, and most others by a look at what they drew.
 fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32 {
     let start = first_equal(row, max);
     let mut best = (score(max, temperature, rng.token(start)), start);
     let reach = |best: f64| ((best - GUMBEL_MAX) * temperature) as f32 - 1e-3 * max.abs().max(1.0);
     let mut least = reach(best.0);
-    for (group, logits) in row.chunks(4).enumerate() {
-        if logits.iter().all(|logit| *logit < least) {
+    for (chunk, logits) in row.chunks(CHUNK).enumerate() {
+        let largest = largest(logits);
+        if largest < least {
             continue;
         }
-        let bits = rng.group(group as u32);
-        for (lane, logit) in logits.iter().enumerate() {
-            if *logit < least || hopeless(f64::from(*logit) / temperature - best.0, bits[lane]) {
+        let first = chunk * CHUNK;
+        let drawn = rng.groups::<{ CHUNK / 4 }>((first / 4) as u32);
+        let needed = needed(f64::from(largest) / temperature - best.0);
+        if drawn.iter().all(|bits| bits.iter().all(|bits| *bits < needed)) {
+            continue;
+        }
+        for (offset, logit) in logits.iter().enumerate() {
+            let bits = drawn[offset % 4][offset / 4];
+            if bits < needed
+                || *logit < least
+                || bits < self::needed(f64::from(*logit) / temperature - best.0)
+            {
                 continue;
             }
-            let token = (group * 4 + lane) as u32;
-            let score = score(*logit, temperature, bits[lane]);
+            let token = (first + offset) as u32;
+            let score = score(*logit, temperature, bits);
             if score > best.0 || (score == best.0 && token < best.1) {
                 best = (score, token);
                 least = reach(score);
@@ -334,10 +374,22 @@ fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32
     best.1
 }
 
-/// Whether a token whose logit is `lead` above the best score so far (nearly always below) surely loses. It wins if
+/// The largest of up to [`CHUNK`] numbers, in a form that vectorizes.
+fn largest(logits: &[f32]) -> f32 {
+    let mut best = [f32::NEG_INFINITY; 8];
+    for logits in logits.chunks(best.len()) {
+        for (best, logit) in best.iter_mut().zip(logits) {
+            *best = if *logit > *best { *logit } else { *best };
+        }
+    }
+    best.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+}
+
+/// A token whose logit is `lead` above the best score so far (nearly always below) surely loses with fewer bits than these. It wins if
 /// -ln(u) < e^lead; and -ln(u) >= 1 - u.
-fn hopeless(lead: f64, bits: u32) -> bool {
-    let rest = (f64::from(!bits) + 0.5) / 4_294_967_296.0;
+fn needed(lead: f64) -> u32 {
     // The margin is thousands of times what rounding could do.
-    lead < 0.0 && rest > f64::from(math::exp(lead as f32)) * 1.001
+    let reach = f64::from(math::exp(lead.min(0.0) as f32)) * 1.001;
+    // u = (bits + 1/2) / 2^32, and a conversion that saturates.
+    (((1.0 - reach) * 4_294_967_296.0).floor() - 1.0) as u32
 }

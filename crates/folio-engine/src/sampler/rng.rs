@@ -36,6 +36,25 @@ impl PositionRng {
         philox4x32_10(self.key, [group, self.position, 0, 0])
     }
 
+    /// Words of `N` groups from `first` on: of each its first, of each its second, and so on. Round by round, which vectorizes.
+    pub fn groups<const N: usize>(&self, first: u32) -> [[u32; N]; 4] {
+        let mut words = [[0; N], [self.position; N], [0; N], [0; N]];
+        (first..).zip(&mut words[0]).for_each(|(group, word)| *word = group);
+        let [mut k0, mut k1] = self.key;
+        for _ in 0..10 {
+            let [c0, c1, c2, c3] = &mut words;
+            for i in 0..N {
+                let p0 = u64::from(MULTIPLY[0]) * u64::from(c0[i]);
+                let p1 = u64::from(MULTIPLY[1]) * u64::from(c2[i]);
+                (c0[i], c1[i]) = ((p1 >> 32) as u32 ^ c1[i] ^ k0, p1 as u32);
+                (c2[i], c3[i]) = ((p0 >> 32) as u32 ^ c3[i] ^ k1, p0 as u32);
+            }
+            k0 = k0.wrapping_add(WEYL[0]);
+            k1 = k1.wrapping_add(WEYL[1]);
+        }
+        words
+    }
+
     pub fn token(&self, token: u32) -> u32 {
         self.group(token >> 2)[(token & 3) as usize]
     }
@@ -55,6 +74,19 @@ mod tests {
         let pi =
             philox4x32_10([0xa409_3822, 0x299f_31d0], [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344]);
         assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    #[test]
+    fn groups_together_are_those_alone() {
+        for (seed, position, first) in
+            [(1, 2, 0), (1 << 40 | 7, u32::MAX, 1000), (u64::MAX, 0, u32::MAX - 100)]
+        {
+            let rng = PositionRng::new(seed, position);
+            let words = rng.groups::<16>(first);
+            for at in 0..16 {
+                assert_eq!(words.map(|words| words[at]), rng.group(first + at as u32));
+            }
+        }
     }
 
     #[test]

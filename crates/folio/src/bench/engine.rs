@@ -46,7 +46,8 @@ pub fn run(args: &BenchEngineArgs) -> Result<()> {
     let machine = loaded.weights.limits(fresh)?;
     let runtime = Runtime::serving(loaded, &engine, &folio_server::Declared::default(), None)?;
     runtime.report.print();
-    let mut report = Bench { runtime: &runtime, args, random: Random::new(1) }.run(&machine)?;
+    let mut report =
+        Bench { runtime: &runtime, args, random: Random::new(1), tenant: TenantId(0) }.run(&machine)?;
     report.fresh_read_bytes_per_s = fresh.read_bytes_per_s;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -101,6 +102,8 @@ pub(super) struct Bench<'a> {
     runtime: &'a Runtime,
     pub(super) args: &'a BenchEngineArgs,
     pub(super) random: Random,
+    /// Whose the next requests are.
+    pub(super) tenant: TenantId,
 }
 
 impl Bench<'_> {
@@ -272,7 +275,7 @@ impl Bench<'_> {
     fn request(&self, prompt: Arc<[u32]>, sampling: SamplingParams) -> Request {
         let id = self.runtime.engine.next_request_id();
         let root = session::local_root(self.runtime, &[]);
-        Request::new(id, TenantId(0), root, prompt, sampling)
+        Request::new(id, self.tenant, root, prompt, sampling)
     }
 }
 
