@@ -64,13 +64,20 @@ impl Sampler {
         SAMPLER.with_borrow_mut(with)
     }
 
-    /// Makes of a row of logits of some tokens one of all `vocab` there are, in which the others' are impossible.
+    /// Makes of a row of logits of some tokens one of all `vocab` there are, in which the others' are impossible. Its memory is there for any
+    /// row of that length afterwards.
     pub(crate) fn with_row<T>(
         &mut self,
         logits: &[f32],
         some_tokens: Option<(&[u32], usize)>,
         with: impl FnOnce(&mut Self, &[f32]) -> T,
     ) -> T {
+        let vocab = some_tokens.map_or(logits.len(), |(_, vocab)| vocab);
+        if self.keys.capacity() < vocab {
+            self.row.reserve(vocab.saturating_sub(self.row.len()));
+            self.bin_of.reserve(vocab.saturating_sub(self.bin_of.len()));
+            self.keys.reserve(vocab.saturating_sub(self.keys.len()));
+        }
         let Some((ids, vocab)) = some_tokens else { return with(self, logits) };
         let mut whole = std::mem::take(&mut self.whole);
         whole.clear();
