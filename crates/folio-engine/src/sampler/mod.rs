@@ -352,21 +352,17 @@ fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32
     let reach = |best: f64| ((best - GUMBEL_MAX) * temperature) as f32 - 1e-3 * max.abs().max(1.0);
     let mut least = reach(best.0);
     for (chunk, logits) in row.chunks(CHUNK).enumerate() {
-        let largest = largest(logits);
-        if largest < least {
-            continue;
-        }
+        // A row with what is not a number has no choice.
+        let Some(largest) = math::max(logits).filter(|largest| *largest >= least) else { continue };
         let first = chunk * CHUNK;
         let drawn = rng.groups::<{ CHUNK / 4 }>((first / 4) as u32);
-        let needed = needed(f64::from(largest) / temperature - best.0);
+        let needed = bits_needed(f64::from(largest) / temperature - best.0);
         if drawn.iter().all(|bits| bits.iter().all(|bits| *bits < needed)) {
             continue;
         }
         for (offset, logit) in logits.iter().enumerate() {
             let bits = drawn[offset % 4][offset / 4];
-            if bits < needed
-                || *logit < least
-                || bits < self::needed(f64::from(*logit) / temperature - best.0)
+            if bits < needed || *logit < least || bits < bits_needed(f64::from(*logit) / temperature - best.0)
             {
                 continue;
             }
@@ -381,20 +377,9 @@ fn gumbel_all(row: &[f32], max: f32, temperature: f64, rng: &PositionRng) -> u32
     best.1
 }
 
-/// The largest of up to [`CHUNK`] numbers, in a form that vectorizes.
-fn largest(logits: &[f32]) -> f32 {
-    let mut best = [f32::NEG_INFINITY; 8];
-    for logits in logits.chunks(best.len()) {
-        for (best, logit) in best.iter_mut().zip(logits) {
-            *best = if *logit > *best { *logit } else { *best };
-        }
-    }
-    best.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
-}
-
 /// A token whose logit is `lead` above the best score so far (nearly always below) surely loses with fewer bits than these. It wins if
 /// -ln(u) < e^lead; and -ln(u) >= 1 - u.
-fn needed(lead: f64) -> u32 {
+fn bits_needed(lead: f64) -> u32 {
     // The margin is thousands of times what rounding could do.
     let reach = f64::from(math::exp(lead.min(0.0) as f32)) * 1.001;
     // u = (bits + 1/2) / 2^32, and a conversion that saturates.
