@@ -25,15 +25,15 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use folio_model::backend::{Backend, Batch, BlockCopy, PLACEHOLDER, Span};
 use folio_model::sampling::Outcome;
 
 use crate::on_device::{ChosenHere, ask, chosen_here, rows, sampled};
+use crate::on_host::{Here, SampledHere, SomeTokens, by_sequence, named, sample_reached};
 use crate::plan::{
-    Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan,
-    Want,
+    Executor, ExecutorError, SamplePlan, Sampled, SequenceId, SequencePlan, StepOutput, StepPlan, Want,
 };
 use crate::sampler::Sampler;
 
@@ -75,24 +75,6 @@ pub struct ModelExecutor {
     rows: usize,
     width: usize,
     some_tokens: Option<SomeTokens>,
-}
-
-/// A model that says some of the tokens.
-struct SomeTokens {
-    /// Of each value in a row of logits.
-    ids: Arc<[u32]>,
-    /// Of all tokens.
-    vocab: usize,
-}
-
-/// A sequence that is sampled here: its rows in order, so that none behind a wrong draft is, beside those of other sequences.
-#[derive(Default)]
-struct SampledHere {
-    /// Its part of `served`, and the first of its rows of logits.
-    served: Range<usize>,
-    first_row: usize,
-    /// To all that is wanted.
-    answers: Mutex<Vec<Sampled>>,
 }
 
 /// A step that was begun and not finished.
@@ -489,17 +471,7 @@ impl ModelExecutor {
 
     /// The backend computes the batch, and its threads choose.
     fn sample_here(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let (mut sequences, mut first, mut first_row) = (0, 0, 0);
-        for served in self.served.chunk_by(|a, b| a.sequence == b.sequence) {
-            if sequences == self.sampled.len() {
-                self.sampled.push(SampledHere::default());
-            }
-            let sampled = &mut self.sampled[sequences];
-            (sampled.served, sampled.first_row) = (first..first + served.len(), first_row);
-            sequences += 1;
-            first += served.len();
-            first_row += served.iter().filter(|served| served.hidden == 0).count();
-        }
+        let sequences = by_sequence(&self.served, &mut self.sampled);
         let here = Here {
             plan,
             served: &self.served,
@@ -527,8 +499,7 @@ impl ModelExecutor {
             return Err(failed(reason));
         }
         for sampled in &mut self.sampled[..sequences] {
-            let answers = sampled.answers.get_mut().unwrap_or_else(PoisonError::into_inner);
-            self.output.samples.append(answers);
+            self.output.samples.append(sampled.answers());
         }
         Ok(())
     }
@@ -576,80 +547,6 @@ impl ModelExecutor {
             }
             at += served.samples as usize;
         }
-    }
-}
-
-/// What sampling here looks at, from any thread.
-struct Here<'a> {
-    plan: &'a StepPlan,
-    served: &'a [Served],
-    vocab: usize,
-    some_tokens: Option<&'a SomeTokens>,
-    drafts: &'a [u32],
-}
-
-impl Here<'_> {
-    /// Answers all that is wanted of a sequence from the batch's `logits`. `before` is its answer in the pass before, if it began there.
-    fn sample(&self, sampled: &SampledHere, before: Option<&Sampled>, logits: &[f32]) {
-        let mut answers = sampled.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.clear();
-        let mut rows = logits.chunks_exact(self.vocab).skip(sampled.first_row);
-        let some_tokens = self.some_tokens.map(|some| (&*some.ids, some.vocab));
-        for served in &self.served[sampled.served.clone()] {
-            let samples = served.wants(self.plan);
-            if served.hidden > 0 {
-                // Its place; the backend is asked when nobody reads logits any more.
-                answers.extend(samples.iter().map(|_| Sampled::Hidden(Vec::new())));
-                continue;
-            }
-            let row = rows.next().unwrap_or_default();
-            let sequence = &self.plan.sequences[served.sequence as usize];
-            Sampler::of_thread(|sampler| {
-                sampler.with_row(row, some_tokens, |sampler, row| {
-                    for sample in samples {
-                        let answer = match &sample.want {
-                            Want::Token(spec) => {
-                                let drafts = named(sequence.drafts_before(sample), self.drafts);
-                                sample_reached(sampler, answers.last().or(before), drafts, row, spec)
-                            }
-                            Want::Score { next, top } => sampler.score(row, *next, *top),
-                            Want::Hidden | Want::HiddenSum { .. } => {
-                                Sampled::Failed(Cow::Borrowed("no row was asked for"))
-                            }
-                        };
-                        answers.push(answer);
-                    }
-                });
-            });
-        }
-    }
-}
-
-/// What is chosen behind `drafts`, of which the last was to be the answer `before`. Where it is not, nobody reads the row, and nothing is chosen.
-fn sample_reached(
-    sampler: &mut Sampler,
-    before: Option<&Sampled>,
-    drafts: &[u32],
-    logits: &[f32],
-    spec: &SampleSpec,
-) -> Sampled {
-    match (drafts.last(), before) {
-        (Some(draft), Some(Sampled::Token { id, .. })) if draft == id => {}
-        (Some(_), Some(_)) => return Sampled::Failed(Cow::Borrowed("a draft before it is wrong")),
-        // The answer before it may be one of an earlier pass.
-        _ => {}
-    }
-    sampler.sample_behind(drafts, logits, spec)
-}
-
-/// The drafts themselves, where they are named by their places.
-fn named<'a>(drafts: &'a [u32], by_place: &'a [u32]) -> &'a [u32] {
-    match drafts.first() {
-        Some(first) if first & PLACEHOLDER != 0 => {
-            let first = (first & !PLACEHOLDER) as usize;
-            by_place.get(first..first + drafts.len()).unwrap_or_default()
-        }
-        _ => drafts,
     }
 }
 

@@ -20,6 +20,7 @@ pub mod guide;
 pub mod handle;
 mod mailbox;
 mod on_device;
+mod on_host;
 mod outbox;
 pub mod plan;
 pub mod progress;
