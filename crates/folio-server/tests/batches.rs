@@ -715,6 +715,28 @@ async fn files_of_one_tenant_leave_room_to_others() {
     refused(&upload_of(&other, 1).await, "room");
 }
 
+/// It takes none of its tenant's room, and no name in the folder.
+#[tokio::test]
+async fn a_file_that_cannot_be_written_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = BatchLimits { files: 2, ..config(None).batch.limits };
+    let batch = BatchConfig { dir: Some(folder.path().to_owned()), limits, ..Default::default() };
+    let client = Client::with(ServerConfig { batch, ..Default::default() }, app(FakeEngine::saying("x")));
+    let (files, elsewhere) = (folder.path().join("files"), folder.path().join("elsewhere"));
+    let put = async || upload_form(&client, &[("purpose", "batch")], Some(&"x".repeat(1000))).await;
+    std::fs::rename(&files, &elsewhere).unwrap();
+    for _ in 0..5 {
+        let refused = put().await;
+        assert_eq!((refused.status.as_u16(), &refused.error()["code"]), (500, &json!("storage")));
+    }
+    assert_eq!(get(&client, "/v1/files").await["data"], json!([]));
+    std::fs::rename(&elsewhere, &files).unwrap();
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0);
+    for status in [200, 200, 413] {
+        assert_eq!(put().await.status.as_u16(), status, "the limit is two files");
+    }
+}
+
 /// Results have the same room as files: a batch for which there is none ends, and what was answered is there.
 #[tokio::test]
 async fn a_batch_whose_results_do_not_fit_ends() {
