@@ -144,15 +144,26 @@ struct Calibration {
     right: f32,
     expected_expected: f32,
     expected_right: f32,
+    /// The last outcome's step, and what its outcomes left of those before.
+    step: u64,
+    left: f32,
 }
 
 /// What an outcome keeps of the weight of those before.
 const OUTCOMES: f32 = 0.98;
+/// What all outcomes of a step leave at least: sequences that say the same are right and wrong together.
+const OF_A_STEP: f32 = 0.8;
 /// As if expectations had been right so far, over this sum of squares.
 const AS_EXPECTED: f32 = 0.2;
 
 impl Calibration {
-    fn add(&mut self, expected: f32, right: bool) {
+    /// Of a step.
+    fn add(&mut self, step: u64, expected: f32, right: bool) {
+        if step != self.step {
+            (self.step, self.left) = (step, 1.0);
+        }
+        let left = if self.left > OF_A_STEP { OUTCOMES } else { 1.0 };
+        self.left *= left;
         let right = f32::from(u8::from(right));
         for (sum, value) in [
             (&mut self.count, 1.0),
@@ -161,7 +172,7 @@ impl Calibration {
             (&mut self.expected_expected, expected * expected),
             (&mut self.expected_right, expected * right),
         ] {
-            *sum = *sum * OUTCOMES + value;
+            *sum = *sum * left + value;
         }
     }
 
@@ -192,8 +203,8 @@ const TENANTS: usize = 1024;
 
 impl DrafterRecord {
     /// An outcome, and what was expected of it.
-    pub fn add(&mut self, expected: f32, right: bool) {
-        self.calibration.add(expected, right);
+    pub fn add(&mut self, step: u64, expected: f32, right: bool) {
+        self.calibration.add(step, expected, right);
     }
 
     /// How probable a draft is of which a sequence's outcomes let this expect.
@@ -245,10 +256,18 @@ mod tests {
         let read: Vec<u32> = (1..=40).filter(|_| record.reads(false)).collect();
         assert_eq!(read, [16, 32]);
         assert!(record.reads(true) && !record.reads(false));
-        (0..6).for_each(|_| record.add(UNKNOWN, false));
+        (0..6).for_each(|step| record.add(step, UNKNOWN, false));
         assert_eq!(record.rate(), UNKNOWN, "too few to rely on");
-        (0..60).for_each(|_| record.add(UNKNOWN, false));
+        (0..60).for_each(|step| record.add(step, UNKNOWN, false));
         assert_eq!(record.rate(), 0.0);
+    }
+
+    #[test]
+    fn sequences_of_a_step_that_are_all_wrong_do_not_outweigh_the_steps_before() {
+        let mut record = DrafterRecord::default();
+        (0..20).for_each(|step| (0..32).for_each(|_| record.add(step, 0.8, true)));
+        (0..32).for_each(|_| record.add(20, 0.8, false));
+        assert!((0.7..0.9).contains(&record.rate()), "{}", record.rate());
     }
 
     #[test]
@@ -272,7 +291,7 @@ mod tests {
         let (text, predicted) = (DraftSource::Text, DraftSource::Prediction);
         let mut record = DrafterRecord::default();
         assert_eq!(begun(text, &mut record), (true, UNKNOWN));
-        (0..20).for_each(|_| record.add(UNKNOWN, false));
+        (0..20).for_each(|step| record.add(step, UNKNOWN, false));
         let tried: Vec<u32> = (1..=40).filter(|_| begun(text, &mut record).0).collect();
         assert_eq!(tried, [16, 32]);
         assert_eq!(begun(text, &mut record).1, 0.0, "as its tenant's were lately");
@@ -283,7 +302,7 @@ mod tests {
     fn tenants_are_known_apart_and_no_more_than_so_many() {
         let mut records = DrafterRecords::default();
         let (model, text) = (DraftSource::Model, DraftSource::Text);
-        (0..60).for_each(|_| records.of(TenantId(1), model).add(0.7, false));
+        (0..60).for_each(|step| records.of(TenantId(1), model).add(step, 0.7, false));
         assert_eq!(records.of(TenantId(1), model).rate(), 0.0);
         assert!(records.probability(TenantId(1), model, 0.7) < 0.05);
         for (tenant, source) in [(1, text), (2, model)] {
@@ -354,10 +373,10 @@ mod tests {
                 (state >> 8) % end
             };
             let mut right = true;
-            for _ in 0..4000 {
+            for step in 0..4000 {
                 right = if below(100) < as_before { right } else { below(2) == 0 };
                 let expected = acceptance.add(DraftSource::Text, 0, right);
-                record.add(expected, right);
+                record.add(step, expected, right);
             }
             (record.probability(0.9), record.probability(0.3))
         };

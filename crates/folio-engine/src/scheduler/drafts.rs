@@ -326,7 +326,7 @@ impl Scheduler {
         }
         let source = sequence.draft_source(by_model);
         let expected = sequence.acceptance.add(source, place, right);
-        self.draft_records.of(sequence.tenant, source).add(expected, right);
+        self.draft_records.of(sequence.tenant, source).add(self.counters.steps, expected, right);
         if right {
             sequence.timing.accepted_draft_tokens += 1;
             self.counters.drafts[sequence.drafter() as usize].accept(place);

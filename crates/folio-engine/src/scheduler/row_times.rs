@@ -13,8 +13,10 @@ const EACH: usize = 16;
 /// Entries of a doubling beyond those.
 const OF_DOUBLING: usize = 8;
 const ENTRIES: usize = EACH + 10 * OF_DOUBLING;
-/// What a step weighs against those before: for all of the curve, and then for its rows alone.
-const WEIGHTS: (f32, f32) = (0.1, 0.05);
+/// What a step weighs against those before, for all of the curve: a machine that becomes slower does for all rows.
+const LEVEL: f32 = 0.1;
+/// Steps over which an entry is a mean.
+const STEPS: u8 = 100;
 /// A step that took longer than so many times what it should was interrupted, and says no more than that.
 const INTERRUPTED: f32 = 2.0;
 /// Steps after which a time is forgotten.
@@ -29,17 +31,23 @@ pub(super) struct RowTimes {
     steps: u32,
     /// Microseconds by which the curve is multiplied.
     level: f32,
-    /// 0: not known.
-    curve: [f32; ENTRIES],
-    /// Steps that measured it, up to [`RELIABLE`].
-    seen: [u8; ENTRIES],
+    entries: [Entry; ENTRIES],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    /// Rows that its steps had, in the mean, and what they took for them, over the level.
+    rows: f32,
+    time: f32,
+    /// Steps that measured it, up to [`STEPS`]. 0: it is not known.
+    seen: u8,
     /// The step that measured it last.
-    measured: [u32; ENTRIES],
+    measured: u32,
 }
 
 impl Default for RowTimes {
     fn default() -> Self {
-        Self { steps: 0, level: 0.0, curve: [0.0; ENTRIES], seen: [0; ENTRIES], measured: [0; ENTRIES] }
+        Self { steps: 0, level: 0.0, entries: [Entry::default(); ENTRIES] }
     }
 }
 
@@ -47,31 +55,37 @@ impl RowTimes {
     /// A step with so many rows took `us`.
     pub fn add(&mut self, rows: u32, us: f64) {
         // A clock need not be finer.
-        let (at, us) = (entry(rows), us.max(1.0) as f32);
+        let (at, rows, us) = (entry(rows), rows as f32, us.max(1.0) as f32);
         if self.level == 0.0 {
             self.level = us;
         }
         self.steps = self.steps.wrapping_add(1);
-        self.measured[at] = self.steps;
-        if self.seen[at] < RELIABLE {
-            let least = if self.seen[at] == 0 { f32::INFINITY } else { self.curve[at] };
-            self.curve[at] = least.min(us / self.level);
-            self.seen[at] += 1;
+        let entry = &mut self.entries[at];
+        entry.measured = self.steps;
+        if entry.seen < RELIABLE {
+            let time = us / self.level;
+            if entry.seen == 0 || time < entry.time {
+                (entry.rows, entry.time) = (rows, time);
+            }
+            entry.seen += 1;
         } else {
-            let ratio = |level: f32, shape: f32| (us / (level * shape)).min(INTERRUPTED) - 1.0;
-            self.level *= 1.0 + WEIGHTS.0 * ratio(self.level, self.curve[at]);
-            self.curve[at] *= 1.0 + WEIGHTS.1 * ratio(self.level, self.curve[at]);
+            entry.seen = (entry.seen + 1).min(STEPS);
+            let weight = 1.0 / f32::from(entry.seen);
+            let ratio = |level: f32, time: f32| (us / (level * time)).min(INTERRUPTED) - 1.0;
+            self.level *= 1.0 + LEVEL * ratio(self.level, entry.time);
+            entry.time *= 1.0 + weight * ratio(self.level, entry.time);
+            entry.rows += weight * (rows - entry.rows);
         }
         // One entry is looked at each time.
-        let old = self.steps as usize % ENTRIES;
-        if self.steps.wrapping_sub(self.measured[old]) > KEPT {
-            (self.curve[old], self.seen[old]) = (0.0, 0);
+        let old = &mut self.entries[self.steps as usize % ENTRIES];
+        if self.steps.wrapping_sub(old.measured) > KEPT {
+            *old = Entry::default();
         }
     }
 
     /// The most rows that were measured so many times.
     fn most_rows(&self, times: u8) -> u32 {
-        self.seen.iter().rposition(|seen| *seen >= times).map_or(0, first_rows)
+        self.entries.iter().rposition(|entry| entry.seen >= times).map_or(0, first_rows)
     }
 
     /// The most rows that any step had.
@@ -84,38 +98,46 @@ impl RowTimes {
         self.most_rows(RELIABLE) > 0
     }
 
-    /// Steps that make a time known of so many rows.
-    fn enough(&self, rows: u32) -> u8 {
-        if rows <= self.most_rows(RELIABLE).saturating_mul(2) { RELIABLE } else { 1 }
+    /// Rows of an entry, and what they take over the level, as far as it is known: reliably, or it is far beyond what is (`far`), or more rows
+    /// are, and take no less.
+    fn point(&self, at: usize, far: bool) -> Option<(f32, f32)> {
+        let Entry { rows, time, seen, .. } = self.entries[at];
+        if seen >= RELIABLE {
+            return Some((rows, time));
+        }
+        let more = self.entries[at..].iter().find(|entry| entry.seen >= RELIABLE);
+        let most = more.map(|entry| entry.time).or(far.then_some(f32::INFINITY))?;
+        (seen > 0).then_some((rows, time.min(most)))
+    }
+
+    /// Whether so many rows are far beyond what is to be relied on.
+    fn is_far(&self, rows: u32) -> bool {
+        rows > self.most_rows(RELIABLE).saturating_mul(2)
     }
 
     /// Whether steps of so many rows, or fewer, were measured: else what it says of them is what more rows take.
     pub fn knows_few(&self, rows: u32) -> bool {
-        let enough = self.enough(rows);
-        self.seen[..=entry(rows)].iter().any(|seen| *seen >= enough)
+        let far = self.is_far(rows);
+        (0..=entry(rows)).any(|at| self.point(at, far).is_some())
     }
 
     /// What a step with so many rows takes, microseconds; far beyond what is to be relied on, by whatever was measured. `None`: no step was.
     pub fn us(&self, rows: u32) -> Option<f64> {
-        let (at, enough, rows) = (entry(rows), self.enough(rows), f64::from(rows));
-        let known = |at: usize| f64::from(self.curve[at]) * f64::from(self.level);
-        let is_known = |at: &usize| self.seen[*at] >= enough;
+        let (at, far, rows) = (entry(rows), self.is_far(rows), rows as f32);
+        let point = |at: usize| self.point(at, far);
         // The entry of these rows is one of the two.
-        let below = (0..=at).rev().find(|at| is_known(at) && middle(*at) <= rows);
-        let above = (at..ENTRIES).find(|at| is_known(at) && middle(*at) >= rows);
-        let through = |a: usize, b: usize| {
-            let each = (known(b) - known(a)) / (middle(b) - middle(a));
-            known(a) + each.max(0.0) * (rows - middle(a))
+        let below = (0..=at).rev().filter_map(point).find(|point| point.0 <= rows);
+        let above = (at..ENTRIES).filter_map(point).find(|point| point.0 >= rows);
+        let through = |a: (f32, f32), b: (f32, f32)| {
+            let each = if a.0 < b.0 { (b.1 - a.1) / (b.0 - a.0) } else { 0.0 };
+            a.1 + each.max(0.0) * (rows - a.0)
         };
-        match (below, above) {
-            (Some(below), Some(above)) if below < above => Some(through(below, above)),
-            (Some(below), None) => {
-                let first = (0..below).find(is_known);
-                Some(first.map_or(known(below), |first| through(first, below)))
-            }
-            (_, Some(above)) => Some(known(above)),
-            (None, None) => None,
-        }
+        let time = match (below, above) {
+            (Some(below), Some(above)) => through(below, above),
+            (Some(below), None) => through((0..=at).find_map(point)?, below),
+            (None, above) => above?.1,
+        };
+        Some(f64::from(time) * f64::from(self.level))
     }
 }
 
@@ -134,11 +156,6 @@ fn first_rows(entry: usize) -> u32 {
     let Some(beyond) = entry.checked_sub(EACH) else { return entry as u32 + 1 };
     let (doublings, within) = (beyond / OF_DOUBLING, beyond % OF_DOUBLING);
     (((OF_DOUBLING + within) * (EACH / OF_DOUBLING)) << doublings) as u32 + 1
-}
-
-/// The rows in the middle of an entry, which its time is taken to be of.
-fn middle(entry: usize) -> f64 {
-    f64::from(first_rows(entry) + first_rows(entry + 1) - 1) / 2.0
 }
 
 #[cfg(test)]
@@ -202,6 +219,39 @@ mod tests {
         }
     }
 
+    /// 64 plain rows, and some with a draft more: the first row of the next tile is what the draft costs.
+    #[test]
+    fn what_a_row_more_takes_is_known_where_entries_meet() {
+        let mut times = RowTimes::default();
+        let took = |rows: u32| 1000.0 + 300.0 * f64::from(rows.div_ceil(8));
+        for step in 0..1000 {
+            let rows = if step % 4 == 0 { 65 } else { 64 };
+            times.add(rows, took(rows));
+        }
+        for rows in [64, 65] {
+            assert!((times.us(rows).unwrap() - took(rows)).abs() < 1.0, "{rows}: {:?}", times.us(rows));
+        }
+    }
+
+    #[test]
+    fn what_was_measured_once_counts_where_more_rows_are_known() {
+        let mut times = RowTimes::default();
+        for rows in [1, 40, 300] {
+            times.add(rows, 1000.0 + 10.0 * f64::from(rows));
+        }
+        times.add(20, 1e6);
+        (0..2).for_each(|_| times.add(300, 4000.0));
+        let near = |rows, wanted: f64| {
+            let us = times.us(rows).unwrap();
+            assert!((us - wanted).abs() < 0.01 * wanted, "{rows}: {us}, {wanted} was wanted");
+        };
+        near(1, 1010.0);
+        near(40, 1400.0);
+        near(170, 2700.0);
+        // It was interrupted: all that is known of it is that it takes no longer than more rows.
+        near(20, 4000.0);
+    }
+
     #[test]
     fn longer_contexts_move_all_of_it() {
         let mut times = RowTimes::default();
@@ -226,6 +276,19 @@ mod tests {
         times.add(2, 170.0);
         let two = times.us(2).unwrap();
         assert!((two - 160.0).abs() < 1.0 && times.most_rows(RELIABLE) == 2, "{two}");
+    }
+
+    #[test]
+    fn first_steps_that_were_all_slow_are_soon_outweighed() {
+        let mut times = RowTimes::default();
+        (0..10).for_each(|_| times.add(1, 100.0));
+        (0..3).for_each(|_| times.add(8, 300.0));
+        for _ in 0..20 {
+            times.add(1, 100.0);
+            times.add(8, 150.0);
+        }
+        let (one, eight) = (times.us(1).unwrap(), times.us(8).unwrap());
+        assert!((90.0..110.0).contains(&one) && (145.0..175.0).contains(&eight), "{one} {eight}");
     }
 
     #[test]
