@@ -11,7 +11,7 @@ impl Dot for Scalar {
     const TOKENS: usize = 4;
     const PRODUCTS: usize = 1;
 
-    #[inline(always)]
+    #[inline]
     unsafe fn chains(rounds: usize) -> i32 {
         let x = std::hint::black_box(3i8);
         let mut sums: [i32; CHAINS] = std::array::from_fn(|i| i as i32);
@@ -23,7 +23,7 @@ impl Dot for Scalar {
         sums.into_iter().fold(0, i32::wrapping_add)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn block<C: Codes, const P: usize, const M: usize, const HALVES: bool>(
         codes: [*const u8; P],
         x: &Block,

@@ -15,27 +15,27 @@ impl Ints for Scalar {
     type F = Scalar;
     type I = I;
 
-    #[inline(always)]
+    #[inline]
     fn zero() -> I {
         [0; LANES]
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn pairs(p: *const u8) -> I {
         // SAFETY: the caller promises 32 bytes: two halves of 16.
         unsafe { Self::pairs_halves(p, p.add(16)) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn pairs_halves(a: *const u8, b: *const u8) -> I {
         // SAFETY: the caller promises 16 bytes behind each.
         let at = |i: usize| unsafe { *(if i < 16 { a.add(i) } else { b.add(i - 16) }) as i8 };
         std::array::from_fn(|i| pair(at(2 * i), at(2 * i + 1)))
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn nibble_pairs(p: *const u8, table: &[i8; 16]) -> (I, I) {
         // SAFETY: the caller promises 32 bytes: two halves of 16.
         unsafe { Self::nibble_pairs_halves(p, p.add(16), table) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn nibble_pairs_halves(a: *const u8, b: *const u8, table: &[i8; 16]) -> (I, I) {
         // SAFETY: the caller promises 16 bytes behind each.
         let at = |i: usize| unsafe { *(if i < 16 { a.add(i) } else { b.add(i - 16) }) };
@@ -46,12 +46,12 @@ impl Ints for Scalar {
             std::array::from_fn(|i| pair(high(2 * i), high(2 * i + 1))),
         )
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn splat_pair(p: *const i16) -> I {
         // SAFETY: the caller promises 2 values.
         [unsafe { p.cast::<i32>().read_unaligned() }; LANES]
     }
-    #[inline(always)]
+    #[inline]
     fn dot(sum: I, a: I, b: I) -> I {
         let products = |a: i32, b: i32| {
             let (low, high) = (i32::from(a as i16) * i32::from(b as i16), (a >> 16) * (b >> 16));
@@ -59,15 +59,15 @@ impl Ints for Scalar {
         };
         std::array::from_fn(|i| sum[i].wrapping_add(products(a[i], b[i])))
     }
-    #[inline(always)]
+    #[inline]
     fn add(a: I, b: I) -> I {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
-    #[inline(always)]
+    #[inline]
     fn to_float(sum: I) -> [f32; LANES] {
         sum.map(|sum| sum as f32)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn store_i16(p: *mut i16, v: [f32; LANES]) {
         for (i, v) in v.into_iter().enumerate() {
             // SAFETY: the caller promises 16 writable values.
