@@ -157,7 +157,7 @@ const OF_A_STEP: f32 = 0.8;
 const AS_EXPECTED: f32 = 0.2;
 
 impl Calibration {
-    /// Of a step.
+    /// An outcome of this step, and what was expected of it.
     fn add(&mut self, step: u64, expected: f32, right: bool) {
         if step != self.step {
             (self.step, self.left) = (step, 1.0);

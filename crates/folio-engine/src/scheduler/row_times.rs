@@ -102,12 +102,14 @@ impl RowTimes {
     /// are, and take no less.
     fn point(&self, at: usize, far: bool) -> Option<(f32, f32)> {
         let Entry { rows, time, seen, .. } = self.entries[at];
-        if seen >= RELIABLE {
-            return Some((rows, time));
+        match seen {
+            0 => return None,
+            RELIABLE.. => return Some((rows, time)),
+            _ => (),
         }
         let more = self.entries[at..].iter().find(|entry| entry.seen >= RELIABLE);
         let most = more.map(|entry| entry.time).or(far.then_some(f32::INFINITY))?;
-        (seen > 0).then_some((rows, time.min(most)))
+        Some((rows, time.min(most)))
     }
 
     /// Whether so many rows are far beyond what is to be relied on.
