@@ -23,7 +23,9 @@ const PROBABLE: f64 = 0.1;
 const NGRAM_MIN: usize = 3;
 /// Last tokens that may all be others than a text has, and tokens of the last [`DEPTH`] that are the same at least, where it is followed.
 const OTHERS_MAX: usize = 2;
-const SAME_MIN: usize = 3;
+pub const SAME_MIN: usize = 3;
+/// Last tokens of which so many must be the same where a text is followed as before.
+pub const LAST: usize = 8;
 
 /// A place, and how much before it matches.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,17 @@ struct Place {
     text: usize,
     next: usize,
     matched: usize,
+}
+
+/// Where a text goes on that is said but for some tokens, as far as it was found: its place there less the tokens that were said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alignment(Option<usize>);
+
+impl Alignment {
+    /// The place behind so many tokens, if something follows it.
+    fn place(self, said: usize, text: View<'_>) -> Option<usize> {
+        self.0.map(|place| place.wrapping_add(said)).filter(|place| *place < text.tokens.len())
+    }
 }
 
 /// Memory for looking, reused.
@@ -71,10 +84,20 @@ impl Search {
     }
 
     /// Replaces `drafts` by what follows in a text that is said but for some tokens: at the place where most of the last [`DEPTH`] tokens of
-    /// `context` stand, even if the last two are others; no more tokens than are the same there. Returns how many those are; 0: nothing.
-    pub fn aligned(&self, text: View<'_>, context: &[u32], most: usize, drafts: &mut Vec<u32>) -> usize {
+    /// `context` stand, even if the last two are others; where no two tokens in a row tell one, where it went on last (`alignment`, of this
+    /// text and a context that grows), as long as some of the last few stand there. No more tokens than are the same there. Returns how many
+    /// those are; 0: nothing.
+    pub fn aligned(
+        &self,
+        text: View<'_>,
+        context: &[u32],
+        alignment: &mut Alignment,
+        most: usize,
+        drafts: &mut Vec<u32>,
+    ) -> usize {
         drafts.clear();
-        let context = &context[context.len().saturating_sub(DEPTH)..];
+        let said = context.len();
+        let context = &context[said.saturating_sub(DEPTH)..];
         let (mut same, mut next) = (0, 0);
         for others in 0..=OTHERS_MAX.min(context.len()) {
             let places = text.places(&context[..context.len() - others]).take(COMPARED_MAX);
@@ -86,8 +109,12 @@ impl Search {
             }
         }
         if same < SAME_MIN {
-            return 0;
+            let last = &context[context.len().saturating_sub(LAST)..];
+            let is_followed = |place: &usize| text.same(last, *place) >= SAME_MIN;
+            let Some(place) = alignment.place(said, text).filter(is_followed) else { return 0 };
+            (same, next) = (text.same(context, place), place);
         }
+        alignment.0 = Some(next.wrapping_sub(said));
         drafts.extend(text.tokens[next..].iter().take(most.min(same)));
         same
     }

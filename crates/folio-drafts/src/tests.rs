@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::answers::Answers;
 use super::index::{BLOCK_TOKENS, IndexBlock, IndexCache, NoIndexCache, PairIndex, SEPARATOR};
-use super::suffix::{COMPARED_MAX, DEPTH, PLACES_MAX, Search};
+use super::suffix::{Alignment, COMPARED_MAX, DEPTH, LAST, PLACES_MAX, SAME_MIN, Search};
 use super::text::{GrowingText, TOKEN_BYTES, View};
 
 /// What `Search::suffix` says, from all of every text, by counting.
@@ -114,7 +114,9 @@ proptest! {
         most in 0usize..20,
     ) {
         let mut drafts = vec![7];
-        let same = Search::default().aligned(GrowingText::of(&text, 0).view(), &context, most, &mut drafts);
+        let text_view = GrowingText::of(&text, 0);
+        let alignment = &mut Alignment::default();
+        let same = Search::default().aligned(text_view.view(), &context, alignment, most, &mut drafts);
         let depth = context.len().min(DEPTH);
         let context = &context[context.len() - depth..];
         let same_at = |next: usize| {
@@ -135,6 +137,41 @@ proptest! {
         let followed = (0..text.len()).any(|next| goes_on(&next));
         prop_assert!((same == 0 && drafts.is_empty()) || (same > 0 && followed));
     }
+}
+
+/// Says `told`, and looks what is expected of `text` before each token. Returns whether something was, and whether it was right.
+fn expected(text: &[u32], told: &[u32]) -> Vec<(bool, bool)> {
+    let text = GrowingText::of(text, 0);
+    let (search, mut alignment, mut drafts) = (Search::default(), Alignment::default(), Vec::new());
+    let mut at = |said: usize| {
+        search.aligned(text.view(), &told[..said], &mut alignment, 4, &mut drafts);
+        (!drafts.is_empty(), drafts.first() == Some(&told[said]))
+    };
+    (0..told.len()).map(&mut at).collect()
+}
+
+#[test]
+fn a_text_is_followed_where_each_second_token_is_another() {
+    let text: Vec<u32> = (0..400).collect();
+    let told: Vec<u32> =
+        text.iter().map(|token| token + 1000 * u32::from(*token > 9 && token % 2 == 0)).collect();
+    let expected = expected(&text, &told);
+    for at in 10..400 {
+        assert_eq!(expected[at], (true, at % 2 == 1), "{at}");
+    }
+}
+
+#[test]
+fn what_is_put_in_ends_what_is_expected_and_two_tokens_and_one_more_begin_it_again() {
+    let text: Vec<u32> = (0..80).collect();
+    let told: Vec<u32> = (0..40).chain(1000..1020).chain(40..80).collect();
+    let expected = expected(&text, &told);
+    let wrong = |range: std::ops::Range<usize>| {
+        expected[range].iter().filter(|(is_expected, _)| *is_expected).count()
+    };
+    assert_eq!(wrong(40..60), LAST - SAME_MIN + 1, "the first is not known to be another, and so many more");
+    assert_eq!(wrong(60..63), 0);
+    assert!(expected[63..].iter().all(|expected| *expected == (true, true)));
 }
 
 /// Keeps everything, and counts the tokens of what is made.

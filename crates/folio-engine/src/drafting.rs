@@ -10,7 +10,9 @@
 
 use std::sync::Arc;
 
-use folio_drafts::{Answers, DEPTH, GrowingText, IndexCache, NoIndexCache, PairIndex, Search, View};
+use folio_drafts::{
+    Alignment, Answers, DEPTH, GrowingText, IndexCache, NoIndexCache, PairIndex, Search, View,
+};
 use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -157,13 +159,20 @@ impl Speculation {
     }
 }
 
+/// An answer so far, behind the last tokens of the prompt, and where the prediction goes on behind it.
+#[derive(Debug)]
+struct ChoiceText {
+    text: GrowingText,
+    prediction: Alignment,
+}
+
 /// What of a request drafts are found in.
 #[derive(Debug)]
 struct Sources {
     owner: AnswersOwner,
     speculation: Speculation,
-    /// Answers so far, by choice, each behind the last tokens of the prompt.
-    choices: SmallVec<[Option<GrowingText>; 1]>,
+    /// By choice.
+    choices: SmallVec<[Option<ChoiceText>; 1]>,
     /// Choices that have not ended.
     left: u32,
     /// Tokens that an answer may have.
@@ -243,10 +252,11 @@ impl Drafters {
         let Some(sources) = self.requests.get_mut(&id) else { return };
         if sources.choices[choice as usize].is_none() {
             let text = GrowingText::of(sources.tail(), sources.reserve);
-            sources.choices[choice as usize] = Some(text);
+            let prediction = Alignment::default();
+            sources.choices[choice as usize] = Some(ChoiceText { text, prediction });
         }
-        if let Some(text) = &mut sources.choices[choice as usize] {
-            text.push(token);
+        if let Some(choice) = &mut sources.choices[choice as usize] {
+            choice.text.push(token);
         }
         if self.grown.last() != Some(&(id, choice)) {
             self.grown.push((id, choice));
@@ -255,9 +265,9 @@ impl Drafters {
 
     fn finish(&mut self, id: RequestId, choice: u32, reason: FinishReason) {
         let Some(sources) = self.requests.get_mut(&id) else { return };
-        let text = sources.choices[choice as usize].take();
+        let said = sources.choices[choice as usize].take();
         let whole = matches!(reason, FinishReason::Stop | FinishReason::Length);
-        if let Some(text) = text
+        if let Some(ChoiceText { text, .. }) = said
             && whole
             && sources.speculation.drafter == Drafter::Suffix
         {
@@ -284,8 +294,9 @@ impl Drafters {
     /// What a choice may say next, as far as text tells; empty: nothing is known.
     pub fn drafts(&mut self, id: RequestId, choice: u32) -> &[u32] {
         self.drafts.clear();
-        let Some(sources) = self.requests.get(&id) else { return &[] };
-        let Some(Some(own)) = sources.choices.get(choice as usize) else { return &[] };
+        let Some(sources) = self.requests.get_mut(&id) else { return &[] };
+        let Some(Some(said)) = sources.choices.get_mut(choice as usize) else { return &[] };
+        let own = &said.text;
         let Speculation { drafter, most, prompt, prediction, .. } = &sources.speculation;
         let (context, most) = (own.tokens(), *most as usize);
         let texts = [own.view(), prediction.view(), prompt.view()];
@@ -308,7 +319,8 @@ impl Drafters {
             }
         }
         // What the caller expects, unless more of what was said last stands elsewhere.
-        let expected = self.search.aligned(prediction.view(), context, most, &mut self.others);
+        let expected =
+            self.search.aligned(prediction.view(), context, &mut said.prediction, most, &mut self.others);
         if expected > 0 && expected >= longest {
             std::mem::swap(&mut self.drafts, &mut self.others);
         }

@@ -6,7 +6,9 @@
 //! number of rows has a time of its own; beyond 16 each range of an eighth, since a row more is less there than what steps differ by. Ranges
 //! end with a multiple of their size, as tiles do.
 //! Between two that were measured, times grow evenly; beyond the last, as from the first to the last. What makes all steps longer, such as
-//! longer contexts, moves the whole curve (`level`). What was not measured for long is forgotten, and so found out again.
+//! longer contexts, moves the whole curve (`level`). What was not measured for long is forgotten, and so found out again; and all of it is where
+//! steps differ from it for some time by far more than they do otherwise: on a machine that others use what a row costs changes with them. Steps
+//! of one number of rows alone could not tell that from a level that changed, and others would not be tried again.
 
 /// Rows that have an entry each.
 const EACH: usize = 16;
@@ -19,8 +21,15 @@ const LEVEL: f32 = 0.1;
 const STEPS: u8 = 100;
 /// A step that took longer than so many times what it should was interrupted, and says no more than that.
 const INTERRUPTED: f32 = 2.0;
-/// Steps after which a time is forgotten.
-const KEPT: u32 = 4096;
+/// Steps of which the last and all are compared by how much they differ from the curve; each counts for half its time at most.
+const LAST: f32 = 10.0;
+const ALL: f32 = 100.0;
+const DIFFERS_MOST: f32 = 0.5;
+/// Where the last differ so many times as much as all, and by so much, it is another curve.
+const ANOTHER: (f32, f32) = (3.0, 0.2);
+/// Steps after which a time is forgotten: that costs nothing where the line through the others says the same, and where it says less, that is
+/// found out.
+const KEPT: u32 = 1024;
 /// Steps until a time is relied on: the first with so many rows may have been interrupted, or waited for memory that the next ones find warm,
 /// and the least of a few is nearest to what it is.
 const RELIABLE: u8 = 3;
@@ -32,6 +41,9 @@ pub(super) struct RowTimes {
     /// Microseconds by which the curve is multiplied.
     level: f32,
     entries: [Entry; ENTRIES],
+    /// By how much of their time steps differed from the curve lately, and before that; much, until it is known.
+    differed_last: f32,
+    differed: f32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +59,8 @@ struct Entry {
 
 impl Default for RowTimes {
     fn default() -> Self {
-        Self { steps: 0, level: 0.0, entries: [Entry::default(); ENTRIES] }
+        let entries = [Entry::default(); ENTRIES];
+        Self { steps: 0, level: 0.0, entries, differed_last: 0.0, differed: ANOTHER.1 }
     }
 }
 
@@ -60,6 +73,10 @@ impl RowTimes {
             self.level = us;
         }
         self.steps = self.steps.wrapping_add(1);
+        if self.is_another(at, us) {
+            (self.level, self.differed_last) = (us, self.differed);
+            self.entries = [Entry::default(); ENTRIES];
+        }
         let entry = &mut self.entries[at];
         entry.measured = self.steps;
         if entry.seen < RELIABLE {
@@ -81,6 +98,19 @@ impl RowTimes {
         if self.steps.wrapping_sub(old.measured) > KEPT {
             *old = Entry::default();
         }
+    }
+
+    /// Whether steps, with this one of an entry, have differed so much that they are not of this curve.
+    fn is_another(&mut self, at: usize, us: f32) -> bool {
+        let Entry { time, seen, .. } = self.entries[at];
+        if seen < RELIABLE {
+            return false;
+        }
+        let ratio = us / (self.level * time);
+        let differs = (ratio.max(1.0 / ratio) - 1.0).min(DIFFERS_MOST);
+        self.differed_last += (differs - self.differed_last) / LAST;
+        self.differed += (differs - self.differed) / ALL;
+        self.differed_last > (ANOTHER.0 * self.differed).max(ANOTHER.1)
     }
 
     /// The most rows that were measured so many times.
@@ -291,6 +321,37 @@ mod tests {
         }
         let (one, eight) = (times.us(1).unwrap(), times.us(8).unwrap());
         assert!((90.0..110.0).contains(&one) && (145.0..175.0).contains(&eight), "{one} {eight}");
+    }
+
+    /// Steps alternate as answers with and without drafts do, and those with drafts are as they seem to be best: many rows or few.
+    #[test]
+    fn a_curve_that_is_another_is_begun_anew_and_one_with_noise_is_not() {
+        let mut state = 7u64;
+        let mut random = |most: u64| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            ((state >> 33) % (2 * most + 1)) as f64 / 100.0 + 1.0 - most as f64 / 100.0
+        };
+        for noise in [0, 10, 30] {
+            let mut times = RowTimes::default();
+            let mut rounds = |count: u32, took: &dyn Fn(u32) -> f64| {
+                for step in 0..count * 120 {
+                    let rows = if step / 60 % 2 == 0 { 2 } else { 34 - step % 3 };
+                    times.add(rows, took(rows) * random(noise));
+                }
+                times
+            };
+            let cheap = |rows: u32| 1000.0 + 5.0 * f64::from(rows);
+            let dear = |rows: u32| 500.0 + 100.0 * f64::from(rows);
+            let seen = rounds(40, &cheap).entries.iter().map(|entry| u32::from(entry.seen)).sum::<u32>();
+            assert!(seen > 200, "noise of {noise}: it was begun anew");
+            if noise == 30 {
+                continue;
+            }
+            let times = rounds(3, &dear);
+            let (few, many) = (times.us(2).unwrap(), times.us(33).unwrap());
+            let ratio = many / few / (dear(33) / dear(2));
+            assert!((0.8..1.25).contains(&ratio), "noise of {noise}: {few} {many}");
+        }
     }
 
     #[test]
