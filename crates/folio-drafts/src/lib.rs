@@ -19,5 +19,5 @@ mod text;
 
 pub use answers::Answers;
 pub use index::{IndexBlock, IndexCache, NoIndexCache, PairIndex};
-pub use suffix::{Alignment, DEPTH, Search};
+pub use suffix::{Alignment, DEPTH, LAST, Search};
 pub use text::{GrowingText, View};

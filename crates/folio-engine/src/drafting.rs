@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use folio_drafts::{
-    Alignment, Answers, DEPTH, GrowingText, IndexCache, NoIndexCache, PairIndex, Search, View,
+    Alignment, Answers, DEPTH, GrowingText, IndexCache, LAST, NoIndexCache, PairIndex, Search, View,
 };
 use folio_kv::TenantId;
 use rustc_hash::FxHashMap;
@@ -321,7 +321,7 @@ impl Drafters {
         // What the caller expects, unless more of what was said last stands elsewhere.
         let expected =
             self.search.aligned(prediction.view(), context, &mut said.prediction, most, &mut self.others);
-        if expected > 0 && expected >= longest {
+        if expected > 0 && expected >= longest.min(LAST) {
             std::mem::swap(&mut self.drafts, &mut self.others);
         }
         &self.drafts

@@ -167,6 +167,8 @@ pub struct Counters {
     /// Loads that each tier ended, those of them that brought nothing, and the tokens that need not be computed thanks to the others.
     pub tier_loads: [u64; TIERS_MAX],
     pub failed_tier_loads: [u64; TIERS_MAX],
+    pub tier_tokens: [u64; TIERS_MAX],
+    /// Tokens that need not be computed thanks to loads, those of tiers and of whoever else fills blocks.
     pub loaded_tokens: u64,
     pub prefetches: PrefetchCounts,
     /// Blocks that tiers lack and were not given, for what is like them is seldom wanted again.

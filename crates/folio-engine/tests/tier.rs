@@ -215,7 +215,8 @@ fn what_a_tier_has_is_loaded_and_the_rest_computed_and_stored() {
     // 43 positions were computed: two full blocks more than the tier has.
     assert_eq!((stores.len(), stores[0].contents.len()), (1, 2));
     assert!(bench.cache.end_lease(stores[0].lease));
-    assert_eq!(bench.scheduler.counters().loaded_tokens, 32);
+    let counters = bench.scheduler.counters();
+    assert_eq!((counters.loaded_tokens, counters.tier_tokens), (32, [32, 0, 0, 0]));
     assert_eq!(bench.loads(1), [load], "its owner is told when it was");
 }
 

@@ -311,7 +311,9 @@ async fn without_targets_chats_have_half_a_second_and_completions_a_tenth() {
         assert_eq!(told["in_time"], json!(first <= wanted));
     }
     // What each tier has, by its name.
-    let none = json!({"bytes": 0, "blocks": 0, "blocks_loaded": 0, "blocks_evicted": 0});
+    let none = json!({
+        "bytes": 0, "blocks": 0, "blocks_loaded": 0, "blocks_evicted": 0, "loaded_tokens": 0, "hit_share": null,
+    });
     assert_eq!(why["cache"]["tiers"], json!({"disk": none}));
 }
 

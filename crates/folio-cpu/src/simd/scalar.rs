@@ -1,7 +1,7 @@
 //! The oracle: 16 lanes as an array, portable, always built.
 //!
-//! What is to be inlined is the compiler's to decide, but for fused multiply-adds on x86-64: without their instructions they are sixteen calls
-//! of a function, which looks like one instruction until code is made of it.
+//! What takes more than an instruction or two for four lanes is a function of its own on x86-64, where every machine that is worth its speed has
+//! another implementation: written out in each kernel it was a fifth of this crate's code, and of the time that it takes to compile.
 
 use half::f16;
 
@@ -54,12 +54,12 @@ impl Simd for Scalar {
         // SAFETY: the caller promises 16 writable values.
         unsafe { p.cast::<V>().write_unaligned(v) }
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn load_part(p: *const f32, n: usize) -> V {
         // SAFETY: the caller promises `n` readable values.
         std::array::from_fn(|i| if i < n { unsafe { p.add(i).read_unaligned() } } else { 0.0 })
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn store_part(p: *mut f32, n: usize, v: V) {
         for (i, x) in v.into_iter().enumerate().take(n) {
             // SAFETY: the caller promises `n` writable values.
@@ -84,51 +84,49 @@ impl Simd for Scalar {
         zip(a, b, |a, b| a / b)
     }
     #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline)]
     fn fma(a: V, b: V, c: V) -> V {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
     #[cfg_attr(target_arch = "x86_64", inline(never))]
-    #[cfg_attr(not(target_arch = "x86_64"), inline)]
     fn fnma(a: V, b: V, c: V) -> V {
         std::array::from_fn(|i| (-a[i]).mul_add(b[i], c[i]))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn max(a: V, b: V) -> V {
         zip(a, b, larger)
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn select_lt(a: V, b: V, yes: V, no: V) -> V {
         std::array::from_fn(|i| if a[i] < b[i] { yes[i] } else { no[i] })
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn select_first(n: usize, yes: V, no: V) -> V {
         std::array::from_fn(|i| if i < n { yes[i] } else { no[i] })
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn exp2_of_shifted(z: V) -> V {
         z.map(|z| f32::from_bits((z.to_bits() << 23).wrapping_add(1f32.to_bits())))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn sum(v: V) -> f32 {
         tree(v, |a, b| a + b)
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn max_lane(v: V) -> f32 {
         tree(v, larger)
     }
 
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn load_halves(a: *const f32, b: *const f32) -> V {
         // SAFETY: the caller promises 8 readable values behind each.
         std::array::from_fn(|i| unsafe { if i < 8 { *a.add(i) } else { *b.add(i - 8) } })
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn bf16_pairs(p: *const u16) -> (V, V) {
         // SAFETY: the caller promises 32 readable values: two halves of 16.
         unsafe { Self::bf16_pairs_halves(p, p.add(LANES)) }
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn bf16_pairs_halves(a: *const u16, b: *const u16) -> (V, V) {
         let at = |i: usize, odd: usize| {
             // SAFETY: the caller promises 16 readable values behind each.
@@ -137,13 +135,13 @@ impl Simd for Scalar {
         };
         (std::array::from_fn(|i| at(i, 0)), std::array::from_fn(|i| at(i, 1)))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn bf16(p: *const u16) -> V {
         // A shift, like the vector code, keeps the payload of a NaN.
         // SAFETY: the caller promises 16 readable values.
         std::array::from_fn(|i| f32::from_bits(u32::from(unsafe { *p.add(i) }) << 16))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn bf16_halves(a: *const u16, b: *const u16) -> V {
         let at = |i: usize| {
             // SAFETY: the caller promises 8 readable values behind each.
@@ -152,12 +150,12 @@ impl Simd for Scalar {
         };
         std::array::from_fn(at)
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn f16(p: *const u16) -> V {
         // SAFETY: the caller promises 16 readable values.
         std::array::from_fn(|i| f16::from_bits(unsafe { *p.add(i) }).to_f32())
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn f16_halves(a: *const u16, b: *const u16) -> V {
         let at = |i: usize| {
             // SAFETY: the caller promises 8 readable values behind each.
@@ -166,22 +164,22 @@ impl Simd for Scalar {
         };
         std::array::from_fn(at)
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn i8(p: *const i8) -> V {
         // SAFETY: the caller promises 16 readable values.
         std::array::from_fn(|i| f32::from(unsafe { *p.add(i) }))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn mx_scales(p: *const u8) -> V {
         // SAFETY: the caller promises 16 readable values.
         std::array::from_fn(|i| folio_model::quant::mxfp4_scale(unsafe { *p.add(i) }))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn e4m3_pairs(p: *const u8) -> (V, V) {
         // SAFETY: the caller promises 32 readable codes: two halves of 16.
         unsafe { Self::e4m3_pairs_halves(p, p.add(LANES)) }
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn e4m3_pairs_halves(a: *const u8, b: *const u8) -> (V, V) {
         let at = |i: usize| {
             // SAFETY: the caller promises 16 readable codes behind each.
@@ -190,7 +188,7 @@ impl Simd for Scalar {
         };
         (std::array::from_fn(|i| at(2 * i)), std::array::from_fn(|i| at(2 * i + 1)))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn e4m3(p: *const u8) -> V {
         // SAFETY: the caller promises 16 readable codes.
         std::array::from_fn(|i| folio_model::quant::e4m3_in_256ths(unsafe { *p.add(i) }).to_f32())

@@ -318,6 +318,9 @@ impl Scheduler {
         }
         let computed = table.computed();
         self.counters.loaded_tokens += u64::from(computed - before);
+        if let Some(tier) = load.and_then(|load| load.tier) {
+            self.counters.tier_tokens[usize::from(tier.0)] += u64::from(computed - before);
+        }
         cache.retain(table, before, &request.retention);
         if !verified {
             self.cancel(cache, slot, others);

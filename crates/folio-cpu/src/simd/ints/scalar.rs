@@ -19,23 +19,23 @@ impl Ints for Scalar {
     fn zero() -> I {
         [0; LANES]
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn pairs(p: *const u8) -> I {
         // SAFETY: the caller promises 32 bytes: two halves of 16.
         unsafe { Self::pairs_halves(p, p.add(16)) }
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn pairs_halves(a: *const u8, b: *const u8) -> I {
         // SAFETY: the caller promises 16 bytes behind each.
         let at = |i: usize| unsafe { *(if i < 16 { a.add(i) } else { b.add(i - 16) }) as i8 };
         std::array::from_fn(|i| pair(at(2 * i), at(2 * i + 1)))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn nibble_pairs(p: *const u8, table: &[i8; 16]) -> (I, I) {
         // SAFETY: the caller promises 32 bytes: two halves of 16.
         unsafe { Self::nibble_pairs_halves(p, p.add(16), table) }
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn nibble_pairs_halves(a: *const u8, b: *const u8, table: &[i8; 16]) -> (I, I) {
         // SAFETY: the caller promises 16 bytes behind each.
         let at = |i: usize| unsafe { *(if i < 16 { a.add(i) } else { b.add(i - 16) }) };
@@ -46,12 +46,12 @@ impl Ints for Scalar {
             std::array::from_fn(|i| pair(high(2 * i), high(2 * i + 1))),
         )
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn splat_pair(p: *const i16) -> I {
         // SAFETY: the caller promises 2 values.
         [unsafe { p.cast::<i32>().read_unaligned() }; LANES]
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn dot(sum: I, a: I, b: I) -> I {
         let products = |a: i32, b: i32| {
             let (low, high) = (i32::from(a as i16) * i32::from(b as i16), (a >> 16) * (b >> 16));
@@ -63,11 +63,11 @@ impl Ints for Scalar {
     fn add(a: I, b: I) -> I {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     fn to_float(sum: I) -> [f32; LANES] {
         sum.map(|sum| sum as f32)
     }
-    #[inline]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
     unsafe fn store_i16(p: *mut i16, v: [f32; LANES]) {
         for (i, v) in v.into_iter().enumerate() {
             // SAFETY: the caller promises 16 writable values.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use folio_engine::{EngineStats, Micros, PerReason, WaitingFor, Work};
+use folio_engine::{EngineStats, Micros, PerReason, TIERS_MAX, WaitingFor, Work};
 use folio_kv::CacheStats;
 
 /// Two minutes, at four a second.
@@ -21,6 +21,7 @@ pub(crate) struct Sample {
     pub preemptions: u64,
     pub recomputed_tokens: u64,
     pub loaded_tokens: u64,
+    pub tier_tokens: [u64; TIERS_MAX],
     pub drafts: (u64, u64),
     pub cache: CacheStats,
 }
@@ -40,6 +41,7 @@ impl Sample {
             preemptions: counters.preemptions,
             recomputed_tokens: counters.recomputed_tokens,
             loaded_tokens: counters.loaded_tokens,
+            tier_tokens: counters.tier_tokens,
             drafts: counters.draft_tokens(),
             cache: stats.cache,
         }

@@ -203,8 +203,17 @@ impl WhyReport<'_> {
         let evictions = now.evictions.saturating_sub(before.evictions);
         // What leaves a store at this rate has been there for as long as the store takes to be filled again.
         let lifetime = share(f64::from(now.cached_blocks) * self.window_s(), evictions as f64);
-        let tiers = self.engine.tier_stats().into_iter().map(|tier| {
-            let figures = json!({"bytes": tier.bytes, "blocks": tier.blocks, "blocks_loaded": tier.blocks_loaded, "blocks_evicted": tier.blocks_evicted});
+        let prompt = (spent.cached_tokens + spent.computed_tokens) as f64;
+        let brought = self.end.tier_tokens.iter().zip(self.begin.tier_tokens).map(|(end, begin)| end - begin);
+        let tiers = self.engine.tier_stats().into_iter().zip(brought).map(|(tier, tokens)| {
+            let figures = json!({
+                "bytes": tier.bytes,
+                "blocks": tier.blocks,
+                "blocks_loaded": tier.blocks_loaded,
+                "blocks_evicted": tier.blocks_evicted,
+                "loaded_tokens": tokens,
+                "hit_share": share(tokens as f64, prompt),
+            });
             (tier.name.to_owned(), figures)
         });
         let held = caches.iter().filter_map(|(_, name, id)| {
@@ -217,7 +226,6 @@ impl WhyReport<'_> {
         let tenants = held
             .into_iter()
             .map(|(name, (active, cached))| (name, json!({"active_bytes": active, "cached_bytes": cached})));
-        let prompt = (spent.cached_tokens + spent.computed_tokens) as f64;
         json!({
             "bytes": {
                 "free": bytes(now.free_blocks),

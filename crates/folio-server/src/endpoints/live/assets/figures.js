@@ -40,10 +40,13 @@ function queue({ running, waiting, new_requests, reasons }) {
 
 function tiers(cache) {
   const rows = Object.entries(cache.tiers).map(([name, of]) =>
-    [name, bytes(of.bytes), number(of.blocks), number(of.blocks_loaded), number(of.blocks_evicted)]);
-  const device = [["device", bytes(cache.bytes.active + cache.bytes.cached), none, none, number(cache.evicted_blocks)]];
-  const caption = rows.length ? "Blocks loaded and evicted since the start; of the device in the last minute" : "There is no tier but the device";
-  table($("tiers"), caption, ["Place", "bytes", "blocks", "loaded", "evicted"], device.concat(rows));
+    [name, bytes(of.bytes), number(of.blocks), number(of.blocks_loaded), number(of.blocks_evicted), percent(of.hit_share)]);
+  // What a tier brought was found in the cache then.
+  const brought = Object.values(cache.tiers).reduce((sum, of) => sum + (of.hit_share ?? 0), 0);
+  const own = cache.hit_share == null ? null : Math.max(cache.hit_share - brought, 0);
+  const device = [["device", bytes(cache.bytes.active + cache.bytes.cached), none, none, number(cache.evicted_blocks), percent(own)]];
+  const caption = rows.length ? "Blocks loaded and evicted since the start; of the device, and hits, in the last minute" : "There is no tier but the device";
+  table($("tiers"), caption, ["Place", "bytes", "blocks", "loaded", "evicted", "hits"], device.concat(rows));
 }
 
 function cost(told) {
