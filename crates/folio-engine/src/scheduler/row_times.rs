@@ -31,7 +31,8 @@ const ANOTHER: (f32, f32) = (3.0, 0.2);
 /// found out.
 const KEPT: u32 = 1024;
 /// Steps until a time is relied on: the first with so many rows may have been interrupted, or waited for memory that the next ones find warm,
-/// and the least of a few is nearest to what it is.
+/// and the least of a few is nearest to what it is. It counts as one of the steps whose mean it becomes: where steps differ, what was seldom
+/// measured would else seem to take less than what always is.
 const RELIABLE: u8 = 3;
 
 /// See the module documentation.
@@ -87,7 +88,7 @@ impl RowTimes {
             entry.seen += 1;
         } else {
             entry.seen = (entry.seen + 1).min(STEPS);
-            let weight = 1.0 / f32::from(entry.seen);
+            let weight = 1.0 / f32::from(entry.seen - RELIABLE + 1);
             let ratio = |level: f32, time: f32| (us / (level * time)).min(INTERRUPTED) - 1.0;
             self.level *= 1.0 + LEVEL * ratio(self.level, entry.time);
             entry.time *= 1.0 + weight * ratio(self.level, entry.time);
