@@ -569,7 +569,7 @@ fn where_what_rows_take_changes_it_is_found_out() {
         (0..rounds).for_each(|_| drop(predicted_at_random(&engine, &time, &mut state, (2, 80, drafts))));
         (time.now().0 - before) as f64
     };
-    // What is allowed is 3.8 and 1.36; it was 0.93 while the curve was not begun anew.
+    // What is allowed is 3.8 and 1.36; it was 0.93 while all of a hundred steps counted alike.
     for (dear, least) in [(false, 2.5), (true, 1.05), (false, 2.0)] {
         DEAR.store(dear, Relaxed);
         let gain = takes(4, false) / takes(4, true);

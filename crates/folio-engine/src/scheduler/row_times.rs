@@ -6,9 +6,9 @@
 //! number of rows has a time of its own; beyond 16 each range of an eighth, since a row more is less there than what steps differ by. Ranges
 //! end with a multiple of their size, as tiles do.
 //! Between two that were measured, times grow evenly; beyond the last, as from the first to the last. What makes all steps longer, such as
-//! longer contexts, moves the whole curve (`level`). What was not measured for long is forgotten, and so found out again; and all of it is where
-//! steps differ from it for some time by far more than they do otherwise: on a machine that others use what a row costs changes with them. Steps
-//! of one number of rows alone could not tell that from a level that changed, and others would not be tried again.
+//! longer contexts, moves the whole curve (`level`). What was not measured for long is forgotten, and so found out again. And where
+//! steps differ from the curve for some time by far more than they do otherwise, what was measured before counts little from then on: on a machine
+//! that others use what a row costs changes with them, and the level would take most of that for its own.
 
 /// Rows that have an entry each.
 const EACH: usize = 16;
@@ -75,8 +75,8 @@ impl RowTimes {
         }
         self.steps = self.steps.wrapping_add(1);
         if self.is_another(at, us) {
-            (self.level, self.differed_last) = (us, self.differed);
-            self.entries = [Entry::default(); ENTRIES];
+            self.differed_last = self.differed;
+            self.entries.iter_mut().for_each(|entry| entry.seen = entry.seen.min(RELIABLE));
         }
         let entry = &mut self.entries[at];
         entry.measured = self.steps;
@@ -326,7 +326,7 @@ mod tests {
 
     /// Steps alternate as answers with and without drafts do, and those with drafts are as they seem to be best: many rows or few.
     #[test]
-    fn a_curve_that_is_another_is_begun_anew_and_one_with_noise_is_not() {
+    fn a_curve_that_is_another_is_found_out_and_one_with_noise_is_not_taken_for_it() {
         let mut state = 7u64;
         let mut random = |most: u64| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -344,7 +344,7 @@ mod tests {
             let cheap = |rows: u32| 1000.0 + 5.0 * f64::from(rows);
             let dear = |rows: u32| 500.0 + 100.0 * f64::from(rows);
             let seen = rounds(40, &cheap).entries.iter().map(|entry| u32::from(entry.seen)).sum::<u32>();
-            assert!(seen > 200, "noise of {noise}: it was begun anew");
+            assert!(seen > 200, "noise of {noise}: it was taken for another");
             if noise == 30 {
                 continue;
             }
