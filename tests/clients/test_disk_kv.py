@@ -66,6 +66,8 @@ def test_it_is_there_when_memory_is_not_and_after_a_restart(serve, tmp_path, ans
         tokens, cached = ask(server, number)
         assert tokens == answers[number] and cached > 800, number
     assert server.metric("vllm:external_prefix_cache_hits_total") > 6 * 800
+    disk_hits = json.loads(server.get("/v1/why"))["cache"]["tiers"]["disk"]
+    assert disk_hits["loaded_tokens"] > 6 * 800 and 0.2 < disk_hits["hit_share"] < 1
     assert server.metric("folio:tier_loads_total", tier="disk", outcome="failed") == 0
     assert server.stop() == 0
     again = serve(*disk(tmp_path))

@@ -1,7 +1,7 @@
 //! The oracle: 16 lanes as an array, portable, always built.
 //!
 //! What takes more than an instruction or two for four lanes is a function of its own on x86-64, where every machine that is worth its speed has
-//! another implementation: written out in each kernel it was a fifth of this crate's code, and of the time that it takes to compile.
+//! another implementation: written out in each kernel it was more than a quarter of this crate's code, and of the time that it takes to compile.
 
 use half::f16;
 
