@@ -20,6 +20,7 @@ fn options() -> LoadOptions<'static> {
         max_model_len: None,
         kv_formats: DType::F32.into(),
         block_tokens: 16,
+        keeps_all: false,
         taps: None,
         progress: None,
     }

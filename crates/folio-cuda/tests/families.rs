@@ -57,6 +57,7 @@ fn layers_that_have_no_kernels_are_refused_by_name() {
             max_model_len: None,
             kv_formats: DType::F16.into(),
             block_tokens: 16,
+            keeps_all: false,
             taps: None,
             progress: None,
         };

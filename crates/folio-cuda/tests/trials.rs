@@ -40,6 +40,7 @@ fn options() -> LoadOptions<'static> {
         max_model_len: Some(128),
         kv_formats: DType::BF16.into(),
         block_tokens: BLOCK,
+        keeps_all: false,
         taps: None,
         progress: None,
     }

@@ -35,9 +35,12 @@ pub trait Guide: Send + Sync {
     /// for the client.
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String>;
 
-    /// Adds tokens that will probably come behind the confirmed ones, because the rules leave nothing else: drafts, as far as that is
-    /// known now.
-    fn forced(&self, _drafts: &mut Vec<u32>) {}
+    /// Makes of `drafts`, which may come behind the confirmed tokens, those that are worth a row, as far as the rules are known now: cut
+    /// before the first that may not come; and where the rules leave nothing else, that comes first. Returns how many at the beginning the
+    /// rules leave alone.
+    fn draft(&self, _drafts: &mut Vec<u32>) -> usize {
+        0
+    }
 
     /// Whether what is allowed behind the confirmed tokens is known, or never will be.
     fn is_ready(&self) -> bool {

@@ -86,8 +86,8 @@ pub(crate) struct Sequence {
     pub guide: Option<GuideRef>,
     /// What it may be verified to say next, for the next plan.
     pub drafts: Vec<u32>,
-    /// They are what its guide leaves alone: nearly certain, and no sign of how right others are.
-    pub forced: bool,
+    /// So many at their beginning are what its guide leaves alone: nearly certain, and no sign of how right others are.
+    pub forced: u32,
     /// Most drafts of a step that a model may propose where there are no others.
     pub model_drafts: u32,
     pub state: State,
@@ -459,9 +459,17 @@ impl Sequence {
     pub fn push_token(&mut self, token: u32) {
         self.tokens.push(token);
         match self.drafts.first() {
-            Some(draft) if *draft == token => drop(self.drafts.remove(0)),
-            _ => self.drafts.clear(),
+            Some(draft) if *draft == token => {
+                self.drafts.remove(0);
+                self.forced = self.forced.saturating_sub(1);
+            }
+            _ => self.clear_drafts(),
         }
+    }
+
+    pub fn clear_drafts(&mut self) {
+        self.drafts.clear();
+        self.forced = 0;
     }
 
     /// Its history has all tokens that it knows. Where a plan is made, when no other has a share of it: then it is changed in place.

@@ -554,6 +554,18 @@ fn where_steps_differ_no_batch_is_slower() {
     }
 }
 
+/// Up to 36 rows come for the price of one. If the same sequences had the four each time, those would end early and the rest no sooner.
+#[test]
+fn where_not_all_get_drafts_all_get_on() {
+    fn four_more(rows: u64) -> u64 {
+        50_000 + 1600 * rows.saturating_sub(36)
+    }
+    for right in [80, 95, 100] {
+        let gain = gain_at_random(Device::waited_for(four_more), 32, right);
+        assert!(gain > 1.04, "{right} % right: {gain}");
+    }
+}
+
 /// What a row more takes changes with what else the machine does, also while there are steps with many of them and no others.
 #[test]
 fn where_what_rows_take_changes_it_is_found_out() {

@@ -41,14 +41,31 @@ pub struct Tap {
     pub matrix: MatrixId,
 }
 
-/// Which cache group each layer stores what it keeps in, if it keeps anything, or reads what another keeps; and the kinds of the groups,
-/// for sequences of at most `max_model_len` tokens: layers that attend to everything, whose heads and latents are all alike, then a group
-/// for each size of window and of state. A window that holds the longest sequence is none.
-fn cache_groups(config: &Config, max_model_len: usize) -> (Vec<GroupKind>, Vec<Option<usize>>) {
+/// What decides, with a configuration, which cache group each layer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Most tokens of a sequence. A window that holds that many is none.
+    pub max_model_len: usize,
+    /// Layers with a window keep what lies behind it, in the group of those that attend to everything.
+    pub keeps_all: bool,
+}
+
+impl From<usize> for CacheUse {
+    fn from(max_model_len: usize) -> Self {
+        Self { max_model_len, keeps_all: false }
+    }
+}
+
+/// Which cache group each layer stores what it keeps in, if it keeps anything, or reads what another keeps; and the kinds of the groups:
+/// layers that attend to everything, whose heads and latents are all alike, then a group for each size of window and of state.
+fn cache_groups(config: &Config, cache: CacheUse) -> (Vec<GroupKind>, Vec<Option<usize>>) {
+    // Those with heads of another size need a group of their own.
+    let one = cache.keeps_all && config.full_heads.is_none();
     let latent = latent(config).map(|latent| GroupKind::Latent { rank: latent.rank as u32 });
     let mut kinds = vec![latent.unwrap_or(GroupKind::Full)];
     let groups = (0..config.layers).map(|layer| {
-        let kind = match (config.mixers[layer], window(config, layer, max_model_len)) {
+        let window = window(config, layer, cache.max_model_len).filter(|_| !one);
+        let kind = match (config.mixers[layer], window) {
             (Mixer::Delta(net), _) => GroupKind::State { values: net.state_values() },
             (Mixer::Mamba(mamba), _) => GroupKind::State { values: mamba.state_values() },
             (Mixer::Conv(conv), _) => GroupKind::State { values: conv.state_values() },
@@ -88,15 +105,15 @@ fn window(config: &Config, layer: usize, max_model_len: usize) -> Option<u32> {
 /// Most tokens from one kept state to the next.
 const STATE_EVERY_MAX: usize = 1024;
 
-/// Geometry of the KV cache of this decoder, for sequences of at most `max_model_len` tokens. The error is a sentence, see
-/// [`KvFormats::of_layers`].
+/// Geometry of the KV cache of this decoder. The error is a sentence, see [`KvFormats::of_layers`].
 pub fn kv_layout(
     config: &Config,
     formats: &KvFormats,
     block_tokens: usize,
-    max_model_len: usize,
+    cache: impl Into<CacheUse>,
 ) -> Result<KvLayout, String> {
-    let (kinds, group_of) = cache_groups(config, max_model_len);
+    let cache = cache.into();
+    let (kinds, group_of) = cache_groups(config, cache);
     let kept = |layer: usize| {
         let windowed = group_of[layer].is_some_and(|group| group > 0);
         let head_dim = latent(config).map_or(config.head_sizes(layer).head_dim, |latent| latent.key_dim());
@@ -129,7 +146,7 @@ pub fn kv_layout(
     let of_token = layout.bytes_per_token().max(1);
     for group in layout.groups.iter_mut().filter(|group| group.state_values().is_some()) {
         // K and V of the tokens from one state to the next take at least a quarter of its bytes.
-        let (bytes, most) = (group.bytes_per_block(), STATE_EVERY_MAX.min(max_model_len));
+        let (bytes, most) = (group.bytes_per_block(), STATE_EVERY_MAX.min(cache.max_model_len));
         let worth = |tokens: usize| 4 * tokens * of_token >= bytes || 2 * tokens > most;
         while !worth(group.block_tokens) {
             group.block_tokens *= 2;
@@ -147,15 +164,16 @@ fn rounded(value: f64, encoding: Encoding) -> f32 {
     }
 }
 
-/// The decoder as data, for sequences of at most `max_model_len` tokens. `encoding` is that of most weights. Without taps there are no
-/// operations but the decoder's.
+/// The decoder as data. `encoding` is that of most weights. Without taps there are no operations but the decoder's.
 pub fn program(
     config: &Config,
     weights: &Weights<MatrixId, VectorId>,
-    max_model_len: usize,
+    cache: impl Into<CacheUse>,
     encoding: Encoding,
     taps: Option<&Taps>,
 ) -> Program {
+    let cache = cache.into();
+    let max_model_len = cache.max_model_len;
     let mut program = Program::default();
     let mut buffer = |width: usize| {
         program.buffers.push(width);
@@ -193,7 +211,7 @@ pub fn program(
         let by = rounded((width as f64).sqrt(), encoding) * std::f32::consts::FRAC_1_SQRT_2;
         layer_inputs(config, inputs, &mut program, &buffers, x, by);
     }
-    let (_, groups) = cache_groups(config, max_model_len);
+    let (_, groups) = cache_groups(config, cache);
     for (index, layer) in weights.layers.iter().enumerate() {
         tap(&mut program, index, x, added, tapped);
         if let (Some(mixer), Some(group)) = (&layer.mixer, groups[index]) {

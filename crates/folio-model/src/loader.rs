@@ -11,7 +11,7 @@ use crate::adapter::AdapterTargets;
 use crate::backend::{Backend, DType, KvLayout, TensorView};
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Values};
 use crate::config::Config;
-use crate::decoder::{kv_layout, program};
+use crate::decoder::{CacheUse, kv_layout, program};
 use crate::draft_head::DraftHead;
 use crate::dummy::Dummy;
 use crate::error::{ModelError, Result};
@@ -30,6 +30,8 @@ pub struct LoadOptions<'a> {
     pub max_logit_rows: usize,
     /// Most tokens of a sequence, prompt and output together. `None`: as many as the model allows.
     pub max_model_len: Option<usize>,
+    /// [`CacheUse::keeps_all`], for a drafter: what it keeps is one group.
+    pub keeps_all: bool,
     pub kv_formats: KvFormats,
     pub block_tokens: usize,
     /// A drafter for which the model is to give features of its rows ([`Backend::features`]).
@@ -39,6 +41,10 @@ pub struct LoadOptions<'a> {
 }
 
 impl LoadOptions<'_> {
+    fn cache_use(&self, max_model_len: usize) -> CacheUse {
+        CacheUse { max_model_len, keeps_all: self.keeps_all }
+    }
+
     /// The cache of a decoder that lies in `checkpoint`, for sequences of `positions` tokens.
     pub(crate) fn kv_layout(
         &self,
@@ -46,7 +52,7 @@ impl LoadOptions<'_> {
         checkpoint: &Checkpoint,
         positions: usize,
     ) -> Result<KvLayout> {
-        kv_layout(config, &self.kv_formats, self.block_tokens, positions)
+        kv_layout(config, &self.kv_formats, self.block_tokens, self.cache_use(positions))
             .map_err(|problem| ModelError::KvLayout { place: checkpoint.location(), problem })
     }
 
@@ -60,7 +66,7 @@ impl LoadOptions<'_> {
         max_model_len: usize,
     ) -> Result<AdapterTargets> {
         let taps = self.taps.map(|head| head.load_taps(backend)).transpose()?;
-        let program = program(config, weights, max_model_len, encoding, taps.as_ref());
+        let program = program(config, weights, self.cache_use(max_model_len), encoding, taps.as_ref());
         let targets = AdapterTargets::of(config, &program)?;
         backend.load_program(program, self.max_rows, self.max_logit_rows, max_model_len)?;
         Ok(targets)

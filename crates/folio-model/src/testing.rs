@@ -370,6 +370,7 @@ impl<B: Backend> Runner<B> {
             max_model_len,
             kv_formats: DType::F32.into(),
             block_tokens: BLOCK_TOKENS,
+            keeps_all: false,
             taps: None,
             progress: None,
         };

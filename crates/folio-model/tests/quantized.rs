@@ -147,6 +147,7 @@ fn the_digest_sees_every_part() {
             max_model_len: Some(64),
             kv_formats: DType::F32.into(),
             block_tokens: 16,
+            keeps_all: false,
             taps: None,
             progress: None,
         };

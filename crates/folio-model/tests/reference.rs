@@ -24,6 +24,7 @@ fn load(kv_dtype: DType) -> (ReferenceBackend, LoadedModel) {
         max_model_len: Some(64),
         kv_formats: kv_dtype.into(),
         block_tokens: 8,
+        keeps_all: false,
         taps: None,
         progress: None,
     };

@@ -101,12 +101,20 @@ impl Guide for HashGuide {
         Ok(Restricted::Applied)
     }
 
-    /// Some tokens behind some answers, which may be forbidden.
-    fn forced(&self, drafts: &mut Vec<u32>) {
+    /// Behind some answers, tokens which may be forbidden, and too few or too many of what was proposed are said to be its own.
+    fn draft(&self, drafts: &mut Vec<u32>) -> usize {
         let (state, _) = self.state();
-        if mix(state ^ 0xf0ce).is_multiple_of(3) {
-            drafts.extend((1..=3).map(|at| (mix(state ^ at) % 29) as u32));
+        match mix(state ^ 0xf0ce) % 6 {
+            0 => drafts.truncate(1),
+            1 | 2 => {
+                drafts.clear();
+                drafts.extend((1..=3).map(|at| (mix(state ^ at) % 29) as u32));
+                return 3;
+            }
+            3 => return 2,
+            _ => {}
         }
+        0
     }
 
     fn is_ready(&self) -> bool {

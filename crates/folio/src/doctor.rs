@@ -223,6 +223,7 @@ impl Far {
             kv_dtype: KvDtype::Auto,
             kv_skip: Vec::new(),
             max_model_len: None,
+            keeps_all: false,
             block_tokens: 16,
             max_rows: 1,
             max_logit_rows: 1,

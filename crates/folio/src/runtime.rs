@@ -525,6 +525,7 @@ mod tests {
                 max_model_len: None,
                 kv_formats: DType::F16.into(),
                 block_tokens: 16,
+                keeps_all: false,
                 taps: None,
                 progress: None,
             };

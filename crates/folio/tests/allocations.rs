@@ -67,6 +67,7 @@ fn executor(blocks: usize) -> (ModelExecutor, usize) {
         max_model_len: None,
         kv_formats: DType::F16.into(),
         block_tokens: 16,
+        keeps_all: false,
         taps: None,
         progress: None,
     };
@@ -306,6 +307,7 @@ fn experts() {
         max_model_len: None,
         kv_formats: DType::F16.into(),
         block_tokens: 16,
+        keeps_all: false,
         taps: None,
         progress: None,
     };

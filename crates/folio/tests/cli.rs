@@ -375,10 +375,15 @@ fn only_a_server_keeps_kv_on_a_disk() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path().join("kv");
     let dir = dir.to_str().expect("a name");
-    for command in [&["run", "demo", "once", "--disk-kv", dir][..], &["bench", "engine", "--disk-kv", dir]] {
-        let error = refusal(command);
-        assert!(error.contains("only `folio serve`"), "{error}");
+    for option in ["--disk-kv", "--disk-kv-shared"] {
+        for command in [&["run", "demo", "once"][..], &["bench", "engine"]] {
+            let error = refusal(&[command, &[option, dir]].concat());
+            assert!(error.contains(&format!("{option}: only `folio serve`")), "{error}");
+        }
     }
+    // Servers that share it need a key in common.
+    let error = refusal(&["serve", "--disk-kv-shared", dir]);
+    assert!(error.contains("--disk-kv-shared") && error.contains("--keyring"), "{error}");
     assert!(!folder.path().join("kv").exists());
     let alone = output(&["serve", "--disk-kv-size", "1GiB"]);
     let error = String::from_utf8_lossy(&alone.stderr);
@@ -690,11 +695,11 @@ fn said_by_transformers(name: &str) -> [Vec<u64>; 2] {
     ["prompt", "greedy"].map(|field| ids(&expected["cases"][0][field]))
 }
 
-/// Layers that keep a state, or latents, or read the K and V of others, through the API: the tokens that transformers chooses, and what follows them from what was kept.
+/// Each family through the API: the tokens that transformers chooses, and what follows them from what was kept.
 #[test]
-fn states_latents_and_shared_kv_say_what_transformers_says_and_go_on_from_what_is_kept() {
-    use folio_model::testing::{HYBRIDS, LATENT};
-    for name in HYBRIDS.iter().chain(LATENT).chain(&["gemma4"]) {
+fn each_family_says_what_transformers_says_and_goes_on_from_what_is_kept() {
+    use folio_model::testing::FIXTURES;
+    for name in FIXTURES {
         let fixture = folio_model::testing::fixture(name);
         let (folder, [prompt, greedy]) = (servable(&fixture), said_by_transformers(name));
         let model = folder.path().to_str().expect("a path");
@@ -716,6 +721,36 @@ fn states_latents_and_shared_kv_say_what_transformers_says_and_go_on_from_what_i
             "ignore_eos": true, "return_token_ids": true});
         let cold = alone.post("/v1/completions", &body);
         assert_eq!(ids(&cold["choices"][0]["token_ids"]), said, "{name}");
+    }
+}
+
+/// A draft model with windows keeps what lies behind them; one with states, or with windows of other heads, is refused.
+#[test]
+fn a_draft_model_may_have_windows_and_no_states() {
+    for name in ["gemma3_text", "qwen3_window", "gpt_oss", "cohere2", "olmo3"] {
+        let fixture = folio_model::testing::fixture(name);
+        let (folder, [prompt, greedy]) = (servable(&fixture), said_by_transformers(name));
+        let model = folder.path().to_str().expect("a path");
+        let flags = ["--served-model-name", "it", "--kv-cache-dtype", "f32", "--draft-model", model];
+        let served = Served::start(&[&[model][..], &flags].concat());
+        let body = json!({"model": "it", "prompt": prompt, "max_tokens": greedy.len(), "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true, "speculative.n_max": 3});
+        let answer = served.post("/v1/completions", &body);
+        assert_eq!(ids(&answer["choices"][0]["token_ids"]), greedy, "{name}");
+        let drafts = &answer["metrics"]["speculative_decoding"];
+        let [drafted, right] =
+            ["num_draft_tokens", "num_accepted_draft_tokens"].map(|field| drafts[field].as_u64().unwrap_or(0));
+        // It is the same model.
+        assert!(drafted > 10 && right * 10 > drafted * 9, "{name}: {drafts}");
+    }
+    for (name, what) in [
+        ("qwen3_next", "layers keep a state of all positions"),
+        ("gemma4", "layers keep K and V of another size, for a window of positions"),
+    ] {
+        let folder = servable(&folio_model::testing::fixture(name));
+        let model = folder.path().to_str().expect("a path");
+        let refused = refusal(&["run", model, "Hi", "--draft-model", model]);
+        assert!(refused.contains(what), "{name}: {refused}");
     }
 }
 

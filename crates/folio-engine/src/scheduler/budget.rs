@@ -61,7 +61,7 @@ pub(super) struct Step {
     pub preempted: bool,
     /// Who gets drafts, and, to decide that, how probable each draft is and whose it is.
     pub drafters: Vec<Drafts>,
-    pub probabilities: Vec<(f32, u32)>,
+    pub probabilities: Vec<(f32, u32, u32)>,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
 }

@@ -26,7 +26,9 @@ pub(super) struct Planned {
     /// Its samples, the first `scores` of them of prompt tokens.
     pub samples: u32,
     pub scores: u32,
+    /// The first `forced` of them its guide leaves alone.
     pub drafts: u32,
+    pub forced: u32,
     /// Positions that the drafter's KV has behind it, without its drafts; 0: it computes nothing.
     pub drafter_end: u32,
     /// A later step may name the token that it chooses.
@@ -218,6 +220,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     entry.tokens.clear();
     entry.follows = None;
     entry.drafts = 0;
+    let mut forced = 0;
     entry.drafter.clear();
     entry.features = 0;
     entry.tentative = 0;
@@ -225,6 +228,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         entry.tokens.extend_from_slice(&sequence.tokens[from as usize..to.min(known) as usize]);
         entry.drafts = to.saturating_sub(known);
         entry.tokens.extend(sequence.drafts.drain(..).take(entry.drafts as usize));
+        forced = std::mem::take(&mut sequence.forced).min(entry.drafts);
         // What the step's drafter proposes is named by `drafts::plan`.
         entry.tokens.resize((to - from) as usize, PLACEHOLDER);
     } else {
@@ -247,7 +251,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     }
     let drafts = entry.drafts;
     let (slot, samples) = (Slot(0), scores);
-    Planned { id, slot, rows: granted, samples, scores, drafts, drafter_end: 0, names: false }
+    Planned { id, slot, rows: granted, samples, scores, drafts, forced, drafter_end: 0, names: false }
 }
 
 /// Brings the block tables up to date, and says what that changed.

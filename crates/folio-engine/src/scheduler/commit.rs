@@ -127,7 +127,10 @@ impl Scheduler {
                 return;
             }
             let right = self.sequences[slot].tokens.last() == Some(&draft);
-            self.count_outcome(slot, at, right, by_model);
+            match at.checked_sub(planned.forced as usize) {
+                None => self.counters.accepted_forced_tokens += u64::from(right),
+                Some(place) => self.count_outcome(slot, place, right, by_model),
+            }
             if !right {
                 return self.take_back(slot);
             }
@@ -433,7 +436,7 @@ impl Sequence {
             tokens,
             stop_tokens: self.stop_tokens.clone(),
             history: self.history.clone(),
-            forced: false,
+            forced: 0,
             us: 0.0,
             // The leader's goes with the leader.
             guide: None,

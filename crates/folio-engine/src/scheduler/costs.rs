@@ -57,8 +57,6 @@ pub(super) struct Costs {
     positions_positions: f64,
     tokens_us: f64,
     positions_us: f64,
-    /// A step of decodes alone.
-    decodes_us: Mean,
     /// Of steps without prompts, by [`StepKind`].
     rows: [RowTimes; 3],
     swapped: Mean,
@@ -92,13 +90,10 @@ impl Costs {
         if tokens == 0.0 {
             if decodes > 0 {
                 self.rows[kind as usize].add(decodes + drafts, us);
-                if drafts == 0 {
-                    self.decodes_us.add(us, 1.0, STEPS);
-                }
             }
             return;
         }
-        let beside = if decodes > 0 { self.decodes_us.value().unwrap_or(0.0) } else { 0.0 };
+        let beside = if decodes > 0 { self.step_us(decodes + drafts, kind).unwrap_or(0.0) } else { 0.0 };
         let us = (us - beside).max(0.0);
         for (sum, product) in [
             (&mut self.tokens_tokens, tokens * tokens),
@@ -251,6 +246,18 @@ mod tests {
             costs.stepped(Computed { decodes: 4, ..prompt(0, 64) }, 5000.0 + 6400.0);
         }
         assert!((costs.computing(0..64) - 6400.0).abs() < 1.0, "{}", costs.computing(0..64));
+    }
+
+    /// Answers begin one after the other, so that some sequences decode beside the prompts of others.
+    #[test]
+    fn of_decodes_beside_a_prompt_as_much_is_taken_off_as_so_many_take() {
+        let mut costs = Costs::default();
+        for decodes in [32, 8, 16, 24].repeat(40) {
+            let us = 4000.0 + 1500.0 * f64::from(decodes);
+            costs.stepped(Computed { decodes, ..Computed::default() }, us);
+            costs.stepped(Computed { decodes, ..prompt(0, 32 - decodes) }, 52_000.0);
+        }
+        assert!((costs.computing(0..64) - 96_000.0).abs() < 1000.0, "{}", costs.computing(0..64));
     }
 
     #[test]

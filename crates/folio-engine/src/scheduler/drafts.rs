@@ -18,6 +18,8 @@
 //! computed without), it goes on; else its context begins anew, with the first position that the model computes, and what it writes then is nobody
 //! else's.
 
+use std::cmp::{Ordering, Reverse};
+
 use folio_kv::{KvCache, TenantId};
 
 use super::Scheduler;
@@ -31,6 +33,8 @@ use crate::sequence::{Running, Sequence, Slot, State};
 /// How probable a draft is that rules leave alone: the text is certain, its tokens are not, and the last one may be longer than that text.
 const FORCED: f32 = 0.95;
 const FORCED_LAST: f32 = 0.5;
+/// Drafts whose probabilities differ by less than one in so many are as probable.
+const ALIKE: f32 = 16.0;
 /// What drafts add to a step counts so many times: estimates err.
 const PAYS: f64 = 1.2;
 /// Numbers of drafts that are compared for a step.
@@ -44,21 +48,18 @@ impl Scheduler {
     pub fn propose(&mut self, request: RequestId, choice: u32, drafts: &[u32]) {
         let Some(slot) = self.slot_of(request, choice) else { return };
         let sequence = &mut self.sequences[slot];
-        sequence.drafts.clear();
+        sequence.clear_drafts();
         sequence.drafts.extend(drafts.iter().copied().take_while(|token| *token < self.vocab));
-        sequence.forced = false;
     }
 
-    /// Where nothing else is proposed, what its guide leaves alone is.
-    pub(super) fn jump_ahead(&mut self, slot: Slot) -> bool {
+    /// Of what is proposed, what its guide is not known to forbid; and what it leaves alone is proposed.
+    pub(super) fn obey_guide(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
-        let possible = sequence.drafts.is_empty() && sequence.choice.is_some();
-        let Some(guide) = sequence.guide.as_ref().filter(|_| possible) else { return false };
-        guide.0.forced(&mut sequence.drafts);
+        let Some(guide) = sequence.guide.as_ref().filter(|_| sequence.choice.is_some()) else { return };
+        let forced = guide.0.draft(&mut sequence.drafts);
         let none = sequence.drafts.iter().position(|token| *token >= self.vocab);
         sequence.drafts.truncate(none.unwrap_or(usize::MAX));
-        sequence.forced = !sequence.drafts.is_empty();
-        sequence.forced
+        sequence.forced = forced.min(sequence.drafts.len()) as u32;
     }
 
     /// Whether drafts of a choice are worth looking for: not while they were just found not to be worth their rows.
@@ -87,7 +88,7 @@ impl Scheduler {
         if !self.costs.knows_few(rows) {
             // What the step takes without drafts is found out first.
             for drafts in self.step.drafters.drain(..) {
-                self.sequences[drafts.slot].drafts.clear();
+                self.sequences[drafts.slot].clear_drafts();
             }
             return true;
         }
@@ -96,7 +97,7 @@ impl Scheduler {
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
             let acceptance = &sequence.acceptance;
-            drafts.granted == 0 && !sequence.forced && (acceptance.on_trial > 0 || acceptance.is_due(rows))
+            drafts.granted == 0 && sequence.forced == 0 && (acceptance.on_trial > 0 || acceptance.is_due(rows))
         };
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
@@ -122,7 +123,7 @@ impl Scheduler {
             }
             rows += 1;
             if !sequence.is_under_way() {
-                self.jump_ahead(slot);
+                self.obey_guide(slot);
             }
             let sequence = &self.sequences[slot];
             // A prompt ends once.
@@ -158,14 +159,14 @@ impl Scheduler {
             let sequence = &mut self.sequences[drafts.slot];
             if drafts.granted > 0 {
                 sequence.acceptance.resume();
-            } else if !sequence.forced && sequence.acceptance.on_trial > 0 {
+            } else if sequence.forced == 0 && sequence.acceptance.on_trial > 0 {
                 drafts.granted = drafts.most.min(at_once).min(sequence.acceptance.on_trial);
                 sequence.acceptance.on_trial -= drafts.granted;
-            } else if !sequence.forced && sequence.acceptance.pause(step, rows) {
+            } else if sequence.forced == 0 && sequence.acceptance.pause(step, rows) {
                 drafts.granted = 1;
             } else {
                 // What is left of them would keep its next steps from being planned ahead.
-                sequence.drafts.clear();
+                sequence.clear_drafts();
             }
         }
         self.step.drafters.retain(|drafts| drafts.granted > 0);
@@ -174,7 +175,7 @@ impl Scheduler {
     /// What is known of a sequence's first drafts before they are verified is what became of its tenant's lately.
     fn begin_drafts(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
-        if !sequence.forced && !sequence.acceptance.has_begun() {
+        if sequence.forced == 0 && !sequence.acceptance.has_begun() {
             let source = sequence.draft_source(sequence.drafts.is_empty());
             sequence.acceptance.begin(source, self.draft_records.of(sequence.tenant, source));
         }
@@ -222,24 +223,26 @@ impl Scheduler {
         probabilities.clear();
         for (at, drafts) in drafters.iter().enumerate() {
             let sequence = &self.sequences[drafts.slot];
-            let (last, mut probability) = (sequence.drafts.len() as u32, 1.0);
-            let source = sequence.draft_source(last == 0);
+            let mut probability = 1.0;
+            let source = sequence.draft_source(sequence.drafts.is_empty());
             let own = sequence.acceptance.probability(source);
             let each = self.draft_records.probability(sequence.tenant, source, own);
             for draft in 1..=drafts.most {
-                probability *= match sequence.forced {
-                    true if draft == last => FORCED_LAST,
-                    true => FORCED,
-                    false => each,
+                probability *= match draft.cmp(&sequence.forced) {
+                    Ordering::Less => FORCED,
+                    Ordering::Equal => FORCED_LAST,
+                    Ordering::Greater => each,
                 };
-                probabilities.push((probability, at as u32));
+                probabilities.push((probability, sequence.generated() + draft, at as u32));
             }
         }
-        // Of one sequence the first are the most probable.
-        probabilities.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        // Of those that are as probable whoever has said least comes first: where not all get a draft, all get on. Of one sequence the first
+        // are the most probable.
+        let alike = |probability: f32| (probability * ALIKE) as u32;
+        probabilities.sort_unstable_by_key(|&(probability, said, at)| (Reverse(alike(probability)), said, at));
         let budget = self.config.max_num_batched_tokens.saturating_sub(rows) as usize;
         probabilities.truncate(budget);
-        let right = probabilities.iter().map(|(right, _)| *right);
+        let right = probabilities.iter().map(|(right, ..)| *right);
         let best = match row_us {
             // The most probable first: what is behind one that does not pay does not, either.
             Some(row_us) => {
@@ -248,7 +251,7 @@ impl Scheduler {
             }
             None => best_drafts(&self.costs, rows, plain, kind, right),
         };
-        for (_, at) in &probabilities[..best] {
+        for (.., at) in &probabilities[..best] {
             drafters[*at as usize].granted += 1;
         }
         best > 0
@@ -306,24 +309,20 @@ impl Scheduler {
 
     fn count_drafts(&mut self, slot: Slot, drafts: u32) {
         let sequence = &mut self.sequences[slot];
-        if sequence.forced {
-            self.counters.forced_tokens += u64::from(drafts);
-        } else {
+        let forced = drafts.min(sequence.forced);
+        self.counters.forced_tokens += u64::from(forced);
+        if drafts > forced {
             let counts = &mut self.counters.drafts[sequence.drafter() as usize];
             counts.sequences += 1;
-            counts.tokens += u64::from(drafts);
+            counts.tokens += u64::from(drafts - forced);
             sequence.timing.draft_steps += 1;
-            sequence.timing.draft_tokens += drafts;
+            sequence.timing.draft_tokens += drafts - forced;
         }
     }
 
-    /// A draft of a sequence was compared with what was chosen.
+    /// A draft of a sequence was compared with what was chosen: in this place of those that its guide does not leave alone.
     pub(super) fn count_outcome(&mut self, slot: Slot, place: usize, right: bool, by_model: bool) {
         let sequence = &mut self.sequences[slot];
-        if sequence.forced {
-            self.counters.accepted_forced_tokens += u64::from(right);
-            return;
-        }
         let source = sequence.draft_source(by_model);
         let expected = sequence.acceptance.add(source, place, right);
         self.draft_records.of(sequence.tenant, source).add(self.counters.steps, expected, right);

@@ -270,7 +270,7 @@ fn first_sequence(
         us: 0.0,
         timing: Timing { arrived: now, ..Timing::default() },
         drafts: Vec::new(),
-        forced: false,
+        forced: 0,
         model_drafts: request.speculation.as_ref().map_or(0, |speculation| speculation.by_model()),
         acceptance: Acceptance::default(),
         state: State::Waiting(Waiting::new(WaitingFor::Turn, now)),

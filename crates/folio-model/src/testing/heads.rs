@@ -43,6 +43,7 @@ fn options(taps: Option<&dyn DraftHead>) -> LoadOptions<'_> {
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         max_model_len: Some(128),
+        keeps_all: false,
         kv_formats: DType::F32.into(),
         block_tokens: BLOCK_TOKENS,
         taps,

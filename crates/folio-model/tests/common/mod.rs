@@ -21,6 +21,7 @@ pub fn options(max_model_len: Option<usize>) -> LoadOptions<'static> {
         max_model_len,
         kv_formats: DType::BF16.into(),
         block_tokens: 16,
+        keeps_all: false,
         taps: None,
         progress: None,
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use folio_api::ApiError;
 use folio_api::bounds::Bounds;
-use folio_engine::{Guide, Restricted, Rules, RulesRef};
+use folio_engine::{DRAFTS_MAX, Guide, Restricted, Rules, RulesRef};
 use folio_text::{ReasoningFormat, Tokenizer};
 use parking_lot::Mutex;
 
@@ -102,6 +102,12 @@ impl Guide for AllGuides {
         Ok(Restricted::Applied)
     }
 
+    /// A grammar comes last, and says most.
+    fn draft(&self, drafts: &mut Vec<u32>) -> usize {
+        let forced = self.0.iter().rev().map(|guide| guide.draft(drafts)).max();
+        forced.unwrap_or(0).min(drafts.len())
+    }
+
     fn is_ready(&self) -> bool {
         self.0.iter().all(|guide| guide.is_ready())
     }
@@ -110,6 +116,12 @@ impl Guide for AllGuides {
 /// One bit per token.
 #[derive(Clone)]
 struct Allowed(Arc<[u32]>);
+
+impl Allowed {
+    fn allows(&self, token: usize) -> bool {
+        self.0.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+}
 
 impl Rules for Allowed {
     fn guide(&self, _: &[u32]) -> Arc<dyn Guide> {
@@ -126,11 +138,17 @@ impl Guide for Allowed {
 
     fn restrict(&self, _: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
         for (id, logit) in logits.iter_mut().enumerate() {
-            if self.0.get(id / 32).is_none_or(|word| word >> (id % 32) & 1 == 0) {
+            if !self.allows(id) {
                 *logit = f32::NEG_INFINITY;
             }
         }
         Ok(Restricted::Applied)
+    }
+
+    fn draft(&self, drafts: &mut Vec<u32>) -> usize {
+        let forbidden = drafts.iter().position(|draft| !self.allows(*draft as usize));
+        drafts.truncate(forbidden.unwrap_or(usize::MAX));
+        0
     }
 }
 
@@ -179,6 +197,16 @@ impl Guide for Avoiding {
             }
         }
         Ok(Restricted::Applied)
+    }
+
+    fn draft(&self, drafts: &mut Vec<u32>) -> usize {
+        let last = self.last.lock();
+        let said = [&last, &drafts[..]].concat();
+        let is_forbidden =
+            |at: &usize| self.words.iter().any(|word| said[..=last.len() + at].ends_with(word));
+        let forbidden = (0..drafts.len()).find(is_forbidden);
+        drafts.truncate(forbidden.unwrap_or(usize::MAX));
+        0
     }
 }
 
@@ -327,6 +355,26 @@ impl Guide for Budgeted {
         }
         Ok(Restricted::Applied)
     }
+
+    /// The closing mark is as certain behind drafts that spend the budget.
+    fn draft(&self, drafts: &mut Vec<u32>) -> usize {
+        let mut state = self.state.lock().clone();
+        let mut forced = 0;
+        for at in 0..DRAFTS_MAX as usize {
+            if let ThinkingState::Closing(written) = state
+                && let Some(next) = self.close.get(written)
+            {
+                if drafts.get(at) != Some(next) {
+                    drafts.truncate(at);
+                    drafts.push(*next);
+                }
+                forced += usize::from(forced == at);
+            }
+            let Some(draft) = drafts.get(at) else { break };
+            state = self.next(state, *draft);
+        }
+        forced
+    }
 }
 
 #[cfg(test)]
@@ -342,32 +390,55 @@ mod tests {
 
     #[test]
     fn what_may_come_behind_drafts_is_what_comes_when_they_are_chosen() {
+        each(|rules, tokens, begin, end| {
+            let guide = rules.guide(&tokens[..begin]);
+            let behind = allowed(&*guide, &tokens[begin..end]);
+            assert_eq!(behind, allowed(&*rules.guide(&tokens[..end]), &[]), "{} {begin} {end}", rules.name());
+            assert!(begin == end || allowed(&*guide, &[]) == allowed(&*rules.guide(&tokens[..begin]), &[]));
+        });
+    }
+
+    /// Drafts that are left may come; the first that is not may not; what is said to be left alone is.
+    #[test]
+    fn drafts_are_those_that_may_come() {
+        let (mut kept, mut cut, mut closed) = (0, 0, 0);
+        each(|rules, tokens, begin, end| {
+            let guide = rules.guide(&tokens[..begin]);
+            let proposed = &tokens[begin..end.min(begin + DRAFTS_MAX as usize)];
+            let mut drafts = proposed.to_vec();
+            let forced = guide.draft(&mut drafts);
+            for (at, draft) in drafts.iter().enumerate() {
+                let may = allowed(&*guide, &drafts[..at]);
+                let alone = may == [*draft as usize];
+                assert!(may.contains(&(*draft as usize)) && (alone || at >= forced), "{} {begin} {end}: {drafts:?}", rules.name());
+            }
+            let same = proposed.iter().zip(&drafts).take_while(|(proposed, draft)| proposed == draft).count();
+            if let Some(other) = proposed.get(same) {
+                assert!(!allowed(&*guide, &proposed[..same]).contains(&(*other as usize)), "{} {begin} {end}", rules.name());
+            }
+            (kept, cut, closed) = (kept + same, cut + proposed.len() - same, closed + forced);
+        });
+        assert!(kept > 1000 && cut > 1000 && closed > 100, "{kept} kept, {cut} cut, {closed} closed");
+    }
+
+    /// Each kind of rules and all together, with a text and each two places in it.
+    fn each(mut check: impl FnMut(&dyn Rules, &[u32], usize, usize)) {
         let tokenizer = crate::decoding::guides::tests::tokenizer();
         let thinks = REASONING_FORMATS.iter().find(|format| !format.harmony).expect("a format with marks");
         let text = format!("{}said once and said twice{}said", thinks.open, thinks.close);
-        let tokens = tokenizer.encode(&text, false, usize::MAX).expect("a text");
+        let encode = |text: &str| tokenizer.encode(text, false, usize::MAX).expect("a text");
+        let tokens = encode(&text);
         for budget in [0, 3, 20] {
             let bounds = Bounds {
-                allowed: Some(tokens.clone()),
+                allowed: Some(encode(&text.replace('w', ""))),
                 bad_words: vec!["said".into(), "twice".into()],
                 thinking: Some((budget, "a field")),
             };
-            for rules in rules(&bounds, &tokenizer, Some((thinks, false))).expect("rules") {
-                for (end, begin) in
-                    (0..=tokens.len()).flat_map(|end| (0..=end).map(move |begin| (end, begin)))
-                {
-                    let guide = rules.guide(&tokens[..begin]);
-                    let behind = allowed(&*guide, &tokens[begin..end]);
-                    assert_eq!(
-                        behind,
-                        allowed(&*rules.guide(&tokens[..end]), &[]),
-                        "{} {begin} {end}",
-                        rules.name()
-                    );
-                    assert!(
-                        begin == end
-                            || allowed(&*guide, &[]) == allowed(&*rules.guide(&tokens[..begin]), &[])
-                    );
+            let mut kinds = rules(&bounds, &tokenizer, Some((thinks, false))).expect("rules");
+            kinds.push(all_of(kinds.clone()).expect("some").0);
+            for rules in kinds {
+                for end in 0..=tokens.len() {
+                    (0..=end).for_each(|begin| check(&*rules, &tokens, begin, end));
                 }
             }
         }

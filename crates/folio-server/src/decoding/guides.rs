@@ -252,14 +252,32 @@ impl Guide for Following {
         Ok(Restricted::Applied)
     }
 
-    fn forced(&self, drafts: &mut Vec<u32>) {
-        drafts.extend(self.0.state.lock().forced.iter().take(DRAFTS_MAX as usize));
+    fn draft(&self, drafts: &mut Vec<u32>) -> usize {
+        let state = self.0.state.lock();
+        let forced = state.forced.len().min(DRAFTS_MAX as usize);
+        if forced > 0 {
+            let same = drafts.iter().zip(&state.forced).take_while(|(draft, forced)| draft == forced).count();
+            if same < forced {
+                drafts.clear();
+                drafts.extend(state.forced.iter().take(forced));
+            }
+            return forced;
+        }
+        let known = drafts.iter().zip(&state.drafts).take_while(|(draft, known)| draft == known).count();
+        let masks = state.masks.iter().take(known + 1);
+        let forbidden = drafts.iter().zip(masks).position(|(draft, mask)| !allows(mask, *draft));
+        drafts.truncate(forbidden.unwrap_or(usize::MAX));
+        0
     }
 
     fn is_ready(&self) -> bool {
         let state = self.0.state.lock();
         state.failed.is_some() || !state.masks.is_empty()
     }
+}
+
+fn allows(mask: &[u32], token: u32) -> bool {
+    mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
 /// Forbids what `mask` does not allow.
@@ -384,10 +402,43 @@ pub(crate) mod tests {
         assert_eq!(allowed(&guide), Ok(vec![95]));
     }
 
+    /// What becomes of `drafts`, and how many of it the grammar leaves alone.
+    fn drafted(guide: &Arc<dyn Guide>, drafts: &[u32]) -> (Vec<u32>, usize) {
+        let mut drafts = drafts.to_vec();
+        let forced = guide.draft(&mut drafts);
+        (drafts, forced)
+    }
+
     fn forced(guide: &Arc<dyn Guide>) -> Vec<u32> {
-        let mut drafts = Vec::new();
-        guide.forced(&mut drafts);
+        let (drafts, forced) = drafted(guide, &[]);
+        assert_eq!(drafts.len(), forced);
         drafts
+    }
+
+    #[test]
+    fn drafts_are_cut_where_they_may_not_come_and_begin_with_what_must() {
+        let (rules, jobs) = stuck("say (yes|no), .*");
+        let guide = rules.guide(&[]);
+        let ids = |text: &str| text.chars().map(id).collect::<Vec<u32>>();
+        let work = || jobs.try_iter().for_each(|answer| answer.work());
+        assert_eq!(drafted(&guide, &ids("what")), (ids("what"), 0), "nobody has looked");
+        work();
+        assert_eq!(drafted(&guide, &ids("what")), (ids("say "), 4));
+        assert_eq!(drafted(&guide, &ids("say")), (ids("say "), 4));
+        assert_eq!(drafted(&guide, &ids("say yes")), (ids("say yes"), 4));
+        ids("say ").iter().for_each(|token| guide.advance(*token));
+        work();
+        assert_eq!(drafted(&guide, &ids("maybe")), (ids(""), 0));
+        assert_eq!(drafted(&guide, &ids("yes!")), (ids("yes!"), 0), "what comes behind y is not known");
+        guide.expect(&ids("yes!"));
+        work();
+        assert_eq!(drafted(&guide, &ids("yes!")), (ids("yes"), 0));
+        assert_eq!(drafted(&guide, &ids("yea!")), (ids("ye"), 0));
+        assert_eq!(drafted(&guide, &ids("no!")), (ids("no!"), 0), "what comes behind another draft is not asked");
+        guide.advance(id('y'));
+        work();
+        assert_eq!(drafted(&guide, &ids("eh")), (ids("es, "), 4));
+        assert_eq!(drafted(&guide, &ids("es, of course")), (ids("es, of course"), 4));
     }
 
     #[test]

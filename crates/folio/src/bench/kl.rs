@@ -129,6 +129,7 @@ impl Side {
             kv_dtype: args.kv_cache_dtype,
             kv_skip: Vec::new(),
             max_model_len: Some(args.context),
+            keeps_all: false,
             block_tokens: BLOCK as u32,
             max_rows: STEP,
             max_logit_rows: STEP,

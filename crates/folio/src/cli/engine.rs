@@ -237,8 +237,12 @@ impl Sizes {
 impl EngineArgs {
     /// Where there are no tenants, there are no secrets to seal with what is kept outside the process.
     pub fn refuse_tiers(&self) -> anyhow::Result<()> {
-        if self.disk_kv.disk_kv.is_some() {
-            anyhow::bail!("--disk-kv: only `folio serve` has the keys that seal what is kept on a disk");
+        for (folder, option) in
+            [(&self.disk_kv.disk_kv, "--disk-kv"), (&self.disk_kv.disk_kv_shared, "--disk-kv-shared")]
+        {
+            if folder.is_some() {
+                anyhow::bail!("{option}: only `folio serve` has the keys that seal what is kept on a disk");
+            }
         }
         if self.remote_kv.remote_kv.is_some() {
             anyhow::bail!("--remote-kv: only `folio serve` has the keys that seal what is kept elsewhere");

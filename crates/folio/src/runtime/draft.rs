@@ -114,15 +114,19 @@ impl Draft {
             speculate: None,
             ..args.clone()
         };
-        let loaded = Loaded::open(Some(draft), &own).with_context(|| format!("--draft-model {draft}"))?;
+        let loaded = Loaded::open_drafter(draft, &own).with_context(|| format!("--draft-model {draft}"))?;
         same_vocabulary(tokenizer, &loaded.tokenizer).with_context(|| format!("--draft-model {draft}"))?;
         let model = loaded.weights.model;
         let weights = Costs::of(&model, loaded.weights.backend.weight_bytes()).weights();
-        let of_all = |group: &&KvGroup| matches!(group.kind, GroupKind::Full | GroupKind::Latent { .. });
-        if let Some(group) = model.kv_layout.groups.iter().find(|group| !of_all(group)) {
+        if let Some(group) = model.kv_layout.groups.get(1) {
+            let what = match group.kind {
+                GroupKind::State { .. } => "a state of all positions",
+                _ => "K and V of another size, for a window of positions",
+            };
             bail!(
-                "--draft-model {draft}: it has layers of {:?}; a draft model's layers keep K and V, or latents, of all positions",
-                group.kind
+                "--draft-model {draft}: {} of its {} layers keep {what}; a draft model's keep K and V, or latents, of each position, all alike",
+                group.layers(),
+                model.config.layers
             );
         }
         Ok(Some(Self {

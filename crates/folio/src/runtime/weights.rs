@@ -43,6 +43,8 @@ pub struct WeightArgs {
     /// Layers that stay in the type of the weights.
     pub kv_skip: Vec<KvSkip>,
     pub max_model_len: Option<u32>,
+    /// [`LoadOptions::keeps_all`]
+    pub keeps_all: bool,
     pub block_tokens: u32,
     /// Most rows of a step, and of those the most with logits.
     pub max_rows: usize,
@@ -62,6 +64,7 @@ impl WeightArgs {
             kv_dtype: KvDtype::Auto,
             kv_skip: Vec::new(),
             max_model_len: None,
+            keeps_all: false,
             block_tokens: 16,
             max_rows: 1,
             max_logit_rows: 1,
@@ -80,6 +83,7 @@ impl WeightArgs {
             max_rows: self.max_rows,
             max_logit_rows: self.max_logit_rows,
             max_model_len: self.max_model_len.map(|n| n as usize),
+            keeps_all: self.keeps_all,
             kv_formats,
             block_tokens: self.block_tokens as usize,
             taps,
@@ -100,6 +104,7 @@ impl WeightArgs {
             kv_dtype: args.kv_cache_dtype,
             kv_skip: args.kv_cache_dtype_skip_layers.clone(),
             max_model_len: args.max_model_len,
+            keeps_all: false,
             block_tokens: args.block_size,
             max_rows: sizes.max_num_batched_tokens as usize,
             max_logit_rows: logit_rows(sizes),
@@ -274,6 +279,15 @@ pub struct Loaded {
 
 impl Loaded {
     pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        Self::open_as(model, args, false)
+    }
+
+    /// For drafts: whatever its attention, it has one cache group.
+    pub(super) fn open_drafter(model: &str, args: &EngineArgs) -> Result<Self> {
+        Self::open_as(Some(model), args, true)
+    }
+
+    fn open_as(model: Option<&str>, args: &EngineArgs, drafts: bool) -> Result<Self> {
         // Contradictions first: loading may take minutes.
         let mut device = open_device(args.device, args.threads, args.enforce_eager, args.gemm_backend)?;
         let sizes = args.sizes(device.is_gpu());
@@ -288,7 +302,7 @@ impl Loaded {
         let held: Vec<Held> = [held].into_iter().chain(of_head).collect();
         args.drafter(head.as_ref().map(|head| head.drafter))?;
         let taps = head.as_ref().map(|head| &*head.head);
-        let load = WeightArgs::new(args, &sizes);
+        let load = WeightArgs { keeps_all: drafts, ..WeightArgs::new(args, &sizes) };
         let kept = device.as_cpu().is_some() && args.load_format == LoadFormat::Auto;
         let cache = PackedCache::new(&args.packed).filter(|_| kept);
         let place = cache.as_ref().and_then(|cache| cache.place(&checkpoint, load.quantize));

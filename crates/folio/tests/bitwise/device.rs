@@ -271,6 +271,7 @@ fn answers<B: Backend + 'static>(
         max_model_len: Some(128),
         kv_formats: KvFormat::BF16.into(),
         block_tokens: 16,
+        keeps_all: false,
         taps: None,
         progress: None,
     };

@@ -107,6 +107,7 @@ fn served(fixture: &std::path::Path, rows: usize, budget: u32, tokens: &[u32], p
         max_model_len: None,
         kv_formats: folio_model::backend::DType::F16.into(),
         block_tokens: harness::BLOCK_TOKENS as usize,
+        keeps_all: false,
         taps: None,
         progress: None,
     };

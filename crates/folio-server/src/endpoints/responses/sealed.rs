@@ -3,7 +3,7 @@
 //! Owns: the format `fr1.` + base64url of nonce (12 bytes), end of validity (Unix seconds, 8 bytes, big endian), and ciphertext with its tag
 //! (ChaCha20-Poly1305). Must never: open what another tenant, another model or a changed byte made. Invariants: the key is derived from
 //! the tenant's secret and the model's digest, the tenant's name and the end of validity are authenticated; a nonce is random and a key's
-//! messages are far fewer than 2^32. Without `--server-secret` a tenant's secret, and so what it sealed, ends with the process.
+//! messages are far fewer than 2^32. Without `--keyring` a tenant's secret, and so what it sealed, ends with the process.
 //! Cost: linear in the text.
 
 use base64::Engine as _;

@@ -60,6 +60,7 @@ pub(super) fn measure(args: &BenchKvArgs) -> Result<Quality> {
             kv_dtype: KvDtype::F16,
             kv_skip: Vec::new(),
             max_model_len: None,
+            keeps_all: false,
             block_tokens: BLOCK as u32,
             max_rows: STEP,
             max_logit_rows: STEP,

@@ -281,6 +281,7 @@ pub(super) fn options(setup: Setup, taps: Option<&dyn DraftHead>) -> LoadOptions
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         max_model_len: Some(MAX_LEN as usize),
+        keeps_all: false,
         kv_formats: KvFormats {
             most: setup.kv,
             skipped: KvFormat::F16,
