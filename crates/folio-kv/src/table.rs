@@ -182,12 +182,12 @@ impl BlockTable {
         &self.hashes
     }
 
-    /// The root that it was attached with: without what is shared where that was of no use.
     /// What it holds: hashes, and whether those that an operator declared come first.
     pub fn chain(&self) -> (&BlockHashes, bool) {
         (&self.hashes, self.declared)
     }
 
+    /// The root that it was attached with: without what is shared where that was of no use.
     pub fn root(&self) -> Root {
         if self.declared { *self.hashes.root() } else { self.hashes.root().own() }
     }
