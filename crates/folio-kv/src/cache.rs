@@ -225,9 +225,7 @@ impl KvCache {
             let blocks = self.groups[group].config.blocks_of(tokens, table.tentative) as usize;
             let optional = self.groups[group].config.optional;
             while table.lists[group].len() < blocks {
-                // Behind a hole nothing of an optional group is of use.
-                let goes_on = !optional || table.lists[group].last() != Some(&HOLE);
-                let block = if goes_on { self.take(group, tenant) } else { None };
+                let block = if table.goes_on(group) { self.take(group, tenant) } else { None };
                 let block = if optional { block.unwrap_or(HOLE) } else { block.ok_or(OutOfBlocks)? };
                 table.set(group, table.lists[group].len(), block);
             }

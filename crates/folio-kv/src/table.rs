@@ -146,6 +146,11 @@ impl BlockTable {
         self.lists[group].last() != Some(&HOLE)
     }
 
+    /// Whether one more block of a group is of use: behind a hole none of an optional group is.
+    pub(crate) fn goes_on(&self, group: usize) -> bool {
+        !self.groups[group].optional || self.is_whole(group)
+    }
+
     /// Tokens per block of a group.
     pub fn block_tokens(&self, group: usize) -> u32 {
         self.groups[group].block_tokens
