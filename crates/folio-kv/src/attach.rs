@@ -374,7 +374,7 @@ impl KvCache {
     fn inherit(&mut self, tail: BlockId, parent: Parent) {
         let Parent::Node(parent) = parent else { return };
         if let Some(retention) = self.policy.retention(self.block_of(parent).0) {
-            self.policy.retain(tail.0, Some(retention), &self.meta(tail));
+            self.policy.retain(tail.0, Some(retention), self.now_us, &self.meta(tail));
         }
     }
 
