@@ -220,13 +220,7 @@ impl Scheduler {
         error: Option<Arc<str>>,
         timing: Timing,
     ) {
-        *match reason {
-            FinishReason::Stop => &mut self.counters.finished_stop,
-            FinishReason::Length => &mut self.counters.finished_length,
-            FinishReason::Cancelled => &mut self.counters.finished_cancelled,
-            FinishReason::Deadline => &mut self.counters.finished_deadline,
-            FinishReason::Error => &mut self.counters.finished_error,
-        } += 1;
+        self.counters.finished[reason as usize] += 1;
         let timing = Box::new(Timing { finished: self.now, ..timing });
         self.events.push((id, Event::Finished { choice, reason, stop_token, error, timing }));
     }
