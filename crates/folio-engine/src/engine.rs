@@ -27,7 +27,7 @@ use crate::config::{ConfigError, SchedulerConfig};
 use crate::drafting::Drafters;
 use crate::feed::EventFeed;
 use crate::handle::{EngineHandle, Shared};
-use crate::mailbox::{Incoming, Mailbox, Patience, Phase, Queued};
+use crate::mailbox::{Incoming, Mailbox, Phase, Queued};
 use crate::outbox::Outbox;
 use crate::plan::{Executor, ExecutorError, StepOutput, StepPlan};
 use crate::progress::FAILURES_MAX;
@@ -203,11 +203,9 @@ impl Engine {
     fn receive(&mut self) -> bool {
         let idle = !self.scheduler.under_way() && !std::mem::take(&mut self.executor.computed);
         self.stall = if idle { (2 * self.stall).min(STALL.1) } else { STALL.0 / 2 };
-        let patience = match (self.scheduler.has_work() || self.cache.tells_anew(), idle) {
-            (false, _) => Patience::Forever,
-            (true, false) => Patience::None,
-            (true, true) => Patience::Short(self.stall),
-        };
+        // Where nothing can be computed but something waits, a deadline may pass.
+        let patience = if idle { self.stall } else { Duration::ZERO };
+        let patience = (self.scheduler.has_work() || self.cache.tells_anew()).then_some(patience);
         let phase = self.mailbox.receive(&mut self.incoming, patience);
         self.outbox.open(&mut self.incoming);
         let more = self.scheduler.has_work() || !self.incoming.requests.is_empty();
@@ -242,7 +240,7 @@ impl Engine {
         tracing::error!(%reason, "the engine cannot go on");
         self.mailbox.set_unhealthy(reason.clone());
         self.publisher.unhealthy(reason.clone());
-        self.mailbox.receive(&mut self.incoming, Patience::None);
+        self.mailbox.receive(&mut self.incoming, Some(Duration::ZERO));
         self.outbox.open(&mut self.incoming);
     }
 

@@ -164,10 +164,6 @@ impl ModelExecutor {
         self
     }
 
-    pub fn backend(&self) -> &dyn Backend {
-        &*self.backend
-    }
-
     /// Adds rows `first..` of a sequence, as many as fit. Returns the row after the last that was added.
     fn add(&mut self, step: &StepPlan, index: usize, first: usize, samples: &mut usize) -> usize {
         let plan = &*step.sequences[index];

@@ -98,16 +98,6 @@ pub(crate) enum Refusal {
     Unhealthy(Arc<str>),
 }
 
-/// How long an engine without work sleeps before it looks again.
-pub(crate) enum Patience {
-    /// There is work: do not wait.
-    None,
-    /// Nothing can be computed, but something waits (a deadline may pass).
-    Short(Duration),
-    /// Nothing at all: until somebody posts.
-    Forever,
-}
-
 pub(crate) struct Mailbox {
     limit: Queued,
     state: Mutex<MailboxState>,
@@ -185,8 +175,8 @@ impl Mailbox {
         self.posted.notify_one();
     }
 
-    /// Takes everything that was posted, waiting as `patience` says while there is nothing.
-    pub fn receive(&self, into: &mut Incoming, patience: Patience) -> Phase {
+    /// Takes everything that was posted; while there is nothing it waits for so long, or until somebody posts.
+    pub fn receive(&self, into: &mut Incoming, patience: Option<Duration>) -> Phase {
         let mut state = self.lock();
         let idle = |state: &mut MailboxState| {
             state.incoming.submissions.is_empty()
@@ -196,11 +186,11 @@ impl Mailbox {
                 && state.phase == Phase::Open
         };
         state = match patience {
-            Patience::None => state,
-            Patience::Short(limit) => {
+            Some(limit) if limit.is_zero() => state,
+            Some(limit) => {
                 self.posted.wait_timeout_while(state, limit, idle).unwrap_or_else(PoisonError::into_inner).0
             }
-            Patience::Forever => self.posted.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
+            None => self.posted.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner),
         };
         into.submissions.append(&mut state.incoming.submissions);
         into.cancellations.append(&mut state.incoming.cancellations);

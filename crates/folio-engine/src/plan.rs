@@ -317,32 +317,6 @@ pub trait Executor: Send {
     }
 }
 
-impl<E: Executor + ?Sized> Executor for &mut E {
-    fn depth(&self) -> usize {
-        (**self).depth()
-    }
-
-    fn lag(&self) -> usize {
-        (**self).lag()
-    }
-
-    fn drafter(&self) -> Option<DrafterModel> {
-        (**self).drafter()
-    }
-
-    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        (**self).begin(plan)
-    }
-
-    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
-        (**self).begin_with_drafts(plan, drafts)
-    }
-
-    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        (**self).finish()
-    }
-}
-
 /// A drafter that is a model, as the scheduler knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrafterModel {

@@ -6,6 +6,7 @@
 //! Progress is a token computed, or a choice that ended otherwise than by the executor's failure. Nothing is owed while nothing waits, and
 //! while all that waits does so within a limit of its own ([`WaitingFor::until`](crate::WaitingFor::until)).
 
+use crate::request::FinishReason;
 use crate::stats::Counters;
 
 /// So many steps that fail one after the other, with nothing computed in between, and the engine gives up: what has failed so often will
@@ -31,8 +32,10 @@ impl Progress {
             self.failures = 0;
         }
         // With a step that failed, errors are the executor's.
-        let errors = |counters: &Counters| if failed { 0 } else { counters.finished_error };
-        let ended = |counters: &Counters| counters.finished_otherwise() + errors(counters);
+        let ended = |counters: &Counters| {
+            let errors = if failed { counters.finished[FinishReason::Error as usize] } else { 0 };
+            counters.finished.iter().sum::<u64>() - errors
+        };
         computed || ended(counters) > ended(&before)
     }
 
@@ -59,14 +62,8 @@ mod tests {
         assert!(!after(|_| {})(&mut progress, &mut counters));
         assert!(after(|counters| counters.iteration_tokens += 3)(&mut progress, &mut counters));
         assert!(!after(|counters| counters.steps += 1)(&mut progress, &mut counters));
-        for end in [
-            |counters: &mut Counters| counters.finished_stop += 1,
-            |counters: &mut Counters| counters.finished_length += 1,
-            |counters: &mut Counters| counters.finished_cancelled += 1,
-            |counters: &mut Counters| counters.finished_deadline += 1,
-            |counters: &mut Counters| counters.finished_error += 1,
-        ] {
-            assert!(after(end)(&mut progress, &mut counters));
+        for reason in 0..counters.finished.len() {
+            assert!(after(|counters| counters.finished[reason] += 1)(&mut progress, &mut counters));
         }
     }
 
@@ -75,9 +72,9 @@ mod tests {
         let (mut progress, mut counters) = (Progress::default(), Counters::default());
         let mut fail = after(|counters| {
             counters.executor_failures += 1;
-            counters.finished_error += 2;
+            counters.finished[FinishReason::Error as usize] += 2;
         });
-        let mut cancel = after(|counters| counters.finished_cancelled += 1);
+        let mut cancel = after(|counters| counters.finished[FinishReason::Cancelled as usize] += 1);
         for failures in 1..5 {
             assert!(!fail(&mut progress, &mut counters));
             assert!(cancel(&mut progress, &mut counters));

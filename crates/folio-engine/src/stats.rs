@@ -8,7 +8,7 @@ use folio_kv::{CacheStats, Holdings, TenantId};
 
 use crate::config::SchedulerConfig;
 use crate::drafting::{DRAFTS_MAX, Drafter};
-use crate::request::{AdapterId, Micros};
+use crate::request::{AdapterId, FinishReason, Micros};
 use crate::tier::TIERS_MAX;
 use crate::work::Work;
 
@@ -183,12 +183,8 @@ pub struct Counters {
     /// Rows whose mask was not there when their token was to be chosen: computed again.
     pub late_rows: u64,
     pub requests_received: u64,
-    /// Choices finished, by reason.
-    pub finished_stop: u64,
-    pub finished_length: u64,
-    pub finished_cancelled: u64,
-    pub finished_deadline: u64,
-    pub finished_error: u64,
+    /// Choices finished, by [`FinishReason`] as a number.
+    pub finished: [u64; FinishReason::Error as usize + 1],
     /// Steps that the executor could not compute.
     pub executor_failures: u64,
 }
@@ -198,11 +194,6 @@ impl Counters {
     pub fn draft_tokens(&self) -> (u64, u64) {
         let add = |(all, accepted), of: &DraftCounts| (all + of.tokens, accepted + of.accepted);
         self.drafts.iter().fold((0, 0), add)
-    }
-
-    /// Choices that ended without an error.
-    pub fn finished_otherwise(&self) -> u64 {
-        self.finished_stop + self.finished_length + self.finished_cancelled + self.finished_deadline
     }
 }
 

@@ -283,7 +283,7 @@ fn a_vanished_client_frees_its_blocks_within_one_step() {
     });
     assert!(bench.entered.try_recv().is_err(), "a second step was computed for nobody");
     assert_eq!(bench.handle.stats().cache.active_blocks, 0);
-    assert_eq!(bench.handle.stats().counters.finished_cancelled, 1);
+    assert_eq!(bench.handle.stats().counters.finished[FinishReason::Cancelled as usize], 1);
 }
 
 #[test]
@@ -542,7 +542,7 @@ fn a_panicking_sink_only_loses_its_own_request() {
     let (_, events) = submit(&bench.handle, request(2, &[1, 2], 50));
     assert_eq!(reason(&read(&events, 1)), FinishReason::Length);
     wait_until("idle", || !bench.handle.stats().busy);
-    assert_eq!(bench.handle.stats().counters.finished_cancelled, 1);
+    assert_eq!(bench.handle.stats().counters.finished[FinishReason::Cancelled as usize], 1);
 }
 
 #[test]

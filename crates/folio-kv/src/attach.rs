@@ -120,9 +120,7 @@ impl KvCache {
         for index in reads.clone() {
             let node = |index: u32| table.lists[0].get(index as usize).map(|block| self.node_of(*block));
             let place = self.find_read(prefix, group, index, node);
-            // Behind a hole nothing of an optional group is of use.
-            let behind_hole = index > reads.start && table.lists[group].last() == Some(&HOLE);
-            let place = place.filter(|_| !config.optional || !behind_hole);
+            let place = place.filter(|_| index == reads.start || table.goes_on(group));
             if let Some(block) = place {
                 self.reference(group, block);
                 self.protect(group, block);
@@ -158,8 +156,7 @@ impl KvCache {
             let Some(source) = source else { continue };
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
-            let behind_hole = config.optional && table.lists[group].last() == Some(&HOLE);
-            let source = source.filter(|_| !behind_hole);
+            let source = source.filter(|_| table.goes_on(group));
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
             let Some((source, to)) = taken else {
                 if !config.optional {
@@ -377,7 +374,7 @@ impl KvCache {
     fn inherit(&mut self, tail: BlockId, parent: Parent) {
         let Parent::Node(parent) = parent else { return };
         if let Some(retention) = self.policy.retention(self.block_of(parent).0) {
-            self.policy.retain(tail.0, Some(retention), &self.meta(tail));
+            self.policy.retain(tail.0, Some(retention), self.now_us, &self.meta(tail));
         }
     }
 

@@ -215,22 +215,18 @@ impl KvCache {
             return Ok(());
         }
         let tenant = table.hashes.root().tenant;
-        let available = self.available_to(tenant);
-        let refused = OutOfBlocks { needed, available };
-        if !needed.fits(available) {
-            return Err(refused);
+        if !needed.fits(self.available_to(tenant)) {
+            return Err(OutOfBlocks);
         }
         for group in 0..self.groups.len() {
             if let Some(tail) = self.shared_tail(table, group, tokens) {
-                self.replace_tail(table, group, tail, copies).ok_or(refused)?;
+                self.replace_tail(table, group, tail, copies).ok_or(OutOfBlocks)?;
             }
             let blocks = self.groups[group].config.blocks_of(tokens, table.tentative) as usize;
             let optional = self.groups[group].config.optional;
             while table.lists[group].len() < blocks {
-                // Behind a hole nothing of an optional group is of use.
-                let goes_on = !optional || table.lists[group].last() != Some(&HOLE);
-                let block = if goes_on { self.take(group, tenant) } else { None };
-                let block = if optional { block.unwrap_or(HOLE) } else { block.ok_or(refused)? };
+                let block = if table.goes_on(group) { self.take(group, tenant) } else { None };
+                let block = if optional { block.unwrap_or(HOLE) } else { block.ok_or(OutOfBlocks)? };
                 table.set(group, table.lists[group].len(), block);
             }
         }

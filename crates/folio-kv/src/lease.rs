@@ -271,9 +271,10 @@ impl KvCache {
 
     /// Takes the next `blocks` full blocks behind those that a table has, for a transfer to write. With one group the rest of what the
     /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
-    /// what the query behind the transfer reads is loaded, so with such there must be no rest; optional groups are not loaded. `None`, and nothing changed: there is
-    /// no room, it would begin or end within a block of some group, or rows that may be taken back are under way.
-    pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<Ticket> {
+    /// what the query behind the transfer reads is loaded, so with such there must be no rest; optional groups are not loaded. With the ticket
+    /// comes what is to be written, as far as the table knows the hashes. `None`, and nothing changed: there is no room, it would begin or end
+    /// within a block of some group, or rows that may be taken back are under way.
+    pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<(Ticket, Vec<Content>)> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
         if blocks == 0
@@ -290,7 +291,7 @@ impl KvCache {
         }
         table.plan_tentative(None);
         self.grow(table, to, &mut Vec::new()).ok()?;
-        let mut slots = self.spare.pop().unwrap_or_default();
+        let (mut slots, mut contents) = (self.spare.pop().unwrap_or_default(), Vec::new());
         for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
             let (first, end) = (from / config.block_tokens, to / config.block_tokens);
@@ -301,29 +302,15 @@ impl KvCache {
                     self.unreference(group, block);
                 } else if block != HOLE {
                     slots.push(block);
+                    let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
+                    let (group, hash) = (group as u32, table.hashes.get(table.declared, last));
+                    contents.extend(hash.map(|hash| Content { group, index, block, hash: *hash }));
                 }
             }
         }
         let ticket = self.hold(Use::Load, slots);
         table.transfers.push((Some(ticket), blocks));
-        Some(ticket)
-    }
-
-    /// What a transfer is to write that was begun last for a table, of `blocks` blocks of group 0.
-    pub fn contents_to_load(&self, table: &BlockTable, blocks: u32) -> Vec<Content> {
-        let (from, to) = (table.capacity() - blocks * self.config.block_tokens, table.capacity());
-        let mut contents = Vec::new();
-        for (group, of) in self.groups.iter().enumerate() {
-            let size = of.config.block_tokens;
-            for index in from / size..to / size {
-                let (block, last) =
-                    (table.lists[group][index as usize], (index + 1) * size / self.config.block_tokens);
-                let hash = table.hashes.get(table.declared, last - 1).filter(|_| block != HOLE);
-                let content = |hash: &BlockHash| Content { group: group as u32, index, block, hash: *hash };
-                contents.extend(hash.map(content));
-            }
-        }
-        contents
+        Some((ticket, contents))
     }
 
     /// The transfer ended. `table`: the one it was begun for, if it is still there; `tokens`: all that its

@@ -197,9 +197,8 @@ impl KvCache {
     /// The time for everything that expires, microseconds. Once per step; it never goes back.
     pub fn advance(&mut self, now_us: u64) {
         self.now_us = self.now_us.max(now_us);
-        self.policy.advance(now_us);
         let mut looks = EXPIRED_MAX;
-        while let Some(block) = self.policy.next_due(&mut looks) {
+        while let Some(block) = self.policy.next_due(self.now_us, &mut looks) {
             self.policy.expire(block, &self.meta(BlockId(block)));
         }
         self.end_pins(now_us);
@@ -215,7 +214,7 @@ impl KvCache {
         for index in (from / size).max(table.declared_blocks())..table.published[0] {
             let block = table.lists[0][index as usize];
             let wanted = strongest(ranges, index * size..(index + 1) * size);
-            self.policy.retain(block.0, wanted, &self.meta(block));
+            self.policy.retain(block.0, wanted, self.now_us, &self.meta(block));
         }
     }
 
@@ -277,11 +276,10 @@ impl KvCache {
             self.unpin_blocks(tenant, id, &hashes, blocks);
         }
         for &block in blocks {
-            self.policy.retain(block.0, Some(retention), &self.meta(block));
+            self.policy.retain(block.0, Some(retention), self.now_us, &self.meta(block));
         }
-        let now = self.policy.now();
-        let created = known.map_or(now, |(_, created)| created);
-        let pinned_until = retention.ttl_us.filter(|_| pin).map(|ttl| now.saturating_add(ttl));
+        let created = known.map_or(self.now_us, |(_, created)| created);
+        let pinned_until = retention.ttl_us.filter(|_| pin).map(|ttl| self.now_us.saturating_add(ttl));
         let record = Record { hashes, retention, pinned: pin, pinned_until, created };
         let info = self.describe(id, &record);
         self.prefixes.insert(tenant, id, record);

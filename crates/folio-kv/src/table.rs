@@ -146,6 +146,11 @@ impl BlockTable {
         self.lists[group].last() != Some(&HOLE)
     }
 
+    /// Whether one more block of a group is of use: behind a hole none of an optional group is.
+    pub(crate) fn goes_on(&self, group: usize) -> bool {
+        !self.groups[group].optional || self.is_whole(group)
+    }
+
     /// Tokens per block of a group.
     pub fn block_tokens(&self, group: usize) -> u32 {
         self.groups[group].block_tokens
@@ -182,12 +187,12 @@ impl BlockTable {
         &self.hashes
     }
 
-    /// The root that it was attached with: without what is shared where that was of no use.
     /// What it holds: hashes, and whether those that an operator declared come first.
     pub fn chain(&self) -> (&BlockHashes, bool) {
         (&self.hashes, self.declared)
     }
 
+    /// The root that it was attached with: without what is shared where that was of no use.
     pub fn root(&self) -> Root {
         if self.declared { *self.hashes.root() } else { self.hashes.root().own() }
     }

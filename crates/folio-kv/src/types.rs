@@ -1,7 +1,5 @@
 //! Names for the numbers that cross this crate's boundary.
 
-use crate::counts::GroupCounts;
-
 /// A block of KV memory: an index into the device's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
@@ -189,11 +187,8 @@ impl GroupConfig {
 
 /// A pool cannot give what was asked for; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{needed} KV blocks needed, {available} available")]
-pub struct OutOfBlocks {
-    pub needed: GroupCounts,
-    pub available: GroupCounts,
-}
+#[error("there are not enough KV blocks")]
+pub struct OutOfBlocks;
 
 #[cfg(test)]
 mod tests {

@@ -181,8 +181,8 @@ fn blocks_in_use_are_never_taken_and_grow_is_all_or_nothing() {
     let (mut b, _) = cache.attach_at(&root, &range(100..104), 3);
     let before = cache.stats();
     let mut copies = Vec::new();
-    let refused = cache.grow(&mut b, 4, &mut copies);
-    assert_eq!(refused, Err(OutOfBlocks { needed: GroupCounts::full(2), available: GroupCounts::full(1) }));
+    assert_eq!((cache.needed(&b, 4), cache.available()), (GroupCounts::full(2), GroupCounts::full(1)));
+    assert_eq!(cache.grow(&mut b, 4, &mut copies), Err(OutOfBlocks));
     assert!(b.blocks().is_empty() && copies.is_empty());
     assert_eq!(cache.stats(), before);
     cache.check(&[&a, &b]).unwrap();

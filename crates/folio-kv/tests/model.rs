@@ -484,7 +484,7 @@ impl World {
         if end as usize >= sequence.tokens.len() {
             return;
         }
-        let Some(ticket) = self.cache.begin_load(&mut sequence.table, blocks) else { return };
+        let Some((ticket, _)) = self.cache.begin_load(&mut sequence.table, blocks) else { return };
         let (id, tenant, tokens) = (sequence.id, sequence.tenant(), sequence.tokens.clone());
         let mut written = Vec::new();
         for group in 0..self.cache.groups() {

@@ -79,8 +79,7 @@ fn transfers_leave_optional_groups_alone() {
     assert!(contents.len() == 2 && contents.iter().all(|content| content.group == 0), "{contents:?}");
     assert!(cache.end_lease(lease));
     cache.grow(&mut table, 12, &mut Vec::new()).expect("room");
-    let ticket = cache.begin_load(&mut table, 2).expect("the rest may be computed meanwhile");
-    let contents = cache.contents_to_load(&table, 2);
+    let (ticket, contents) = cache.begin_load(&mut table, 2).expect("the rest may be computed meanwhile");
     assert!(contents.len() == 2 && contents.iter().all(|content| content.group == 0), "{contents:?}");
     assert!(!table.is_whole(1), "what is loaded lacks the drafter's part");
     cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();

@@ -9,7 +9,8 @@ use axum::body::BodyDataStream;
 use common::{Client, VOCAB, app, events, merged};
 use folio_engine::plan::ExecutorError;
 use folio_engine::{
-    EngineHandle, EngineParts, Executor, ModelExecutor, SchedulerConfig, StepOutput, StepPlan, SystemClock,
+    EngineHandle, EngineParts, Executor, FinishReason, ModelExecutor, SchedulerConfig, StepOutput, StepPlan,
+    SystemClock,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, default_policy};
 use folio_server::ServerConfig;
@@ -214,7 +215,7 @@ async fn a_vanished_client_frees_its_blocks_within_one_step() {
     gate.allow(1);
     until(|| engine.stats().cache.active_blocks == 0).await;
     assert!(engine.stats().counters.steps <= 4 + 1, "{:?}", engine.stats().counters);
-    assert_eq!(engine.stats().counters.finished_cancelled, 1);
+    assert_eq!(engine.stats().counters.finished[FinishReason::Cancelled as usize], 1);
 }
 
 #[tokio::test]

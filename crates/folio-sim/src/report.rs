@@ -109,11 +109,7 @@ impl RunReport {
         self.windowed = u64::from(!cache.windows().is_empty());
         self.window_evictions = cache.windows().iter().map(|window| window.evictions).sum();
         self.window_miss_tokens = cache.queries.window_miss_tokens;
-        self.stopped = counters.finished_stop;
-        self.length = counters.finished_length;
-        self.cancelled = counters.finished_cancelled;
-        self.deadline = counters.finished_deadline;
-        self.errors = counters.finished_error;
+        [self.stopped, self.length, self.cancelled, self.deadline, self.errors] = counters.finished;
     }
 
     pub fn add(&mut self, other: &RunReport) {

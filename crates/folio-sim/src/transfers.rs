@@ -356,7 +356,7 @@ impl Transfers {
                 break;
             }
             let blocks = self.rng.skewed(1, left.into()) as u32 * whole / table.block_tokens(0);
-            let Some(ticket) = cache.begin_load(&mut table, blocks) else { break };
+            let Some((ticket, _)) = cache.begin_load(&mut table, blocks) else { break };
             self.begin((ticket, Some(self.next)), &table, blocks, &contents, cache, around.now);
             around.report.transfers += 1;
         }

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use folio_kv::{BlockTable, KvCache, Ticket, TierId};
+use folio_kv::{BlockTable, Content, KvCache, Ticket, TierId};
 use smallvec::SmallVec;
 
 use super::Scheduler;
@@ -109,7 +109,7 @@ impl Scheduler {
         if !self.sequences[slot].is_running() && !self.admit_to_load(cache, slot, positions) {
             return None;
         }
-        let ticket = self.load_behind(cache, slot, blocks, None)?;
+        let (ticket, _) = self.load_behind(cache, slot, blocks, None)?;
         self.wait_for_load(slot);
         Some(ticket)
     }
@@ -121,7 +121,7 @@ impl Scheduler {
         slot: Slot,
         blocks: u32,
         tier: Option<TierId>,
-    ) -> Option<Ticket> {
+    ) -> Option<(Ticket, Vec<Content>)> {
         let sequence = &self.sequences[slot];
         let table = sequence.table()?;
         let to = table.capacity() + blocks * cache.config().block_tokens;
@@ -134,11 +134,11 @@ impl Scheduler {
         }
         let (owner, waits) = ((sequence.id(), slot), !sequence.is_running());
         let prefetch_bytes = if waits { transfer_bytes } else { 0 };
-        let ticket = cache.begin_load(self.sequences[slot].table_mut()?, blocks)?;
+        let (ticket, contents) = cache.begin_load(self.sequences[slot].table_mut()?, blocks)?;
         self.prefetches.bytes += prefetch_bytes;
         self.loads.insert(ticket, OpenTransfer { owner, tier, since: self.now, prefetch_bytes });
         self.update_reservation(cache, slot);
-        Some(ticket)
+        Some((ticket, contents))
     }
 
     /// Admits a waiting sequence, which fits, with whole blocks that the device has, and begins to load what a tier has behind them.
@@ -229,9 +229,10 @@ impl Scheduler {
             // At their borders chunks end.
             let border = (next / CHUNK_BLOCKS_MAX + 1) * CHUNK_BLOCKS_MAX;
             let blocks = if cache.needed_groups() == 1 { border.min(end) - next } else { end - next };
-            let Some(ticket) = self.load_behind(cache, slot, blocks, Some(tier)) else { return false };
-            let Some(table) = self.sequences[slot].table() else { return false };
-            let (root, contents) = (table.root(), cache.contents_to_load(table, blocks));
+            let Some((ticket, contents)) = self.load_behind(cache, slot, blocks, Some(tier)) else {
+                return false;
+            };
+            let Some(root) = self.sequences[slot].table().map(BlockTable::root) else { return false };
             let step = self.next_step();
             let order = LoadOrder { tier, ticket, root, contents, prefetch };
             self.transfers.loads.push_back((step, order));

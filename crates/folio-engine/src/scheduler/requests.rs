@@ -22,7 +22,6 @@ use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed}
 use crate::stats::WaitingFor;
 
 pub(crate) struct RequestState {
-    pub tenant: folio_kv::TenantId,
     pub deadline: Option<Micros>,
     pub prompt_len: u32,
     /// Its sequences, one until the prompt is computed.
@@ -62,7 +61,6 @@ impl Scheduler {
             id: self.new_sequence_id(),
         };
         let mut state = RequestState {
-            tenant: request.tenant,
             deadline: request.deadline,
             prompt_len: request.prompt.len() as u32,
             members: Vec::with_capacity(request.n as usize),
@@ -81,7 +79,7 @@ impl Scheduler {
         }
         let slot = self.sequences.insert(sequence);
         state.members.push(slot);
-        self.waiting.fair.begins(rank.class, state.tenant);
+        self.waiting.fair.begins(rank.class, self.sequences[slot].tenant);
         self.waiting.insert(&self.sequences[slot], slot, WaitingFor::Turn);
         if let Some(deadline) = state.deadline {
             self.deadlines.insert((deadline, id));
@@ -222,13 +220,7 @@ impl Scheduler {
         error: Option<Arc<str>>,
         timing: Timing,
     ) {
-        *match reason {
-            FinishReason::Stop => &mut self.counters.finished_stop,
-            FinishReason::Length => &mut self.counters.finished_length,
-            FinishReason::Cancelled => &mut self.counters.finished_cancelled,
-            FinishReason::Deadline => &mut self.counters.finished_deadline,
-            FinishReason::Error => &mut self.counters.finished_error,
-        } += 1;
+        self.counters.finished[reason as usize] += 1;
         let timing = Box::new(Timing { finished: self.now, ..timing });
         self.events.push((id, Event::Finished { choice, reason, stop_token, error, timing }));
     }

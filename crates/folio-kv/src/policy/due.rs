@@ -18,21 +18,11 @@ struct Life {
 
 #[derive(Debug, Default)]
 pub(super) struct Due {
-    now: u64,
     lives: FxHashMap<u32, Life>,
     order: BTreeSet<(u64, u32)>,
 }
 
 impl Due {
-    pub fn now(&self) -> u64 {
-        self.now
-    }
-
-    /// Time never goes back: an earlier `now` changes nothing.
-    pub fn advance(&mut self, now: u64) {
-        self.now = self.now.max(now);
-    }
-
     /// When the block expires, if it ever does and has not been handed out by [`Due::next`].
     pub fn expires(&self, block: u32) -> Option<u64> {
         self.lives.get(&block).map(|life| life.expires)
@@ -43,8 +33,8 @@ impl Due {
     }
 
     /// A time to live begins now, and replaces what was set before.
-    pub fn set(&mut self, block: u32, ttl_us: u64) {
-        let expires = self.now.saturating_add(ttl_us.max(1));
+    pub fn set(&mut self, block: u32, ttl_us: u64, now: u64) {
+        let expires = now.saturating_add(ttl_us.max(1));
         let life = self.lives.entry(block).or_insert(Life { ttl_us, expires, place: u64::MAX });
         (life.ttl_us, life.expires) = (ttl_us, expires);
         if expires < life.place {
@@ -61,11 +51,11 @@ impl Due {
     }
 
     /// Takes out one block whose time has passed. `looks` bounds the places that are looked at, and is counted down.
-    pub fn next(&mut self, looks: &mut u32) -> Option<u32> {
-        while let Some(&(place, block)) = self.order.first().filter(|(place, _)| *place <= self.now) {
+    pub fn next(&mut self, now: u64, looks: &mut u32) -> Option<u32> {
+        while let Some(&(place, block)) = self.order.first().filter(|(place, _)| *place <= now) {
             *looks = looks.checked_sub(1)?;
             self.order.pop_first();
-            let life = self.lives.get_mut(&block).filter(|life| life.expires > place.max(self.now));
+            let life = self.lives.get_mut(&block).filter(|life| life.expires > place.max(now));
             let Some(life) = life else {
                 self.lives.remove(&block);
                 return Some(block);
@@ -96,7 +86,7 @@ mod tests {
                 0 => {
                     let bits = random(30);
                     let (block, ttl) = (random(50) as u32, 1 + random(1 << bits));
-                    due.set(block, ttl);
+                    due.set(block, ttl, now);
                     expires[block as usize] = Some(now + ttl);
                 }
                 1 => {
@@ -107,8 +97,7 @@ mod tests {
                 _ => {
                     let bits = random(30);
                     now += random(1 << bits);
-                    due.advance(now);
-                    let mut passed: Vec<u32> = std::iter::from_fn(|| due.next(&mut 1000)).collect();
+                    let mut passed: Vec<u32> = std::iter::from_fn(|| due.next(now, &mut 1000)).collect();
                     passed.sort_unstable();
                     let expected: Vec<u32> =
                         (0..50).filter(|b| expires[*b as usize].is_some_and(|at| at <= now)).collect();
@@ -126,10 +115,9 @@ mod tests {
     #[test]
     fn one_call_looks_at_no_more_than_it_may() {
         let mut due = Due::default();
-        (0..10).for_each(|block| due.set(block, 5));
-        due.advance(5);
+        (0..10).for_each(|block| due.set(block, 5, 0));
         let mut looks = 4;
-        assert_eq!(std::iter::from_fn(|| due.next(&mut looks)).count(), 4);
-        assert_eq!(std::iter::from_fn(|| due.next(&mut 100)).count(), 6, "the rest the next time");
+        assert_eq!(std::iter::from_fn(|| due.next(5, &mut looks)).count(), 4);
+        assert_eq!(std::iter::from_fn(|| due.next(5, &mut 100)).count(), 6, "the rest the next time");
     }
 }

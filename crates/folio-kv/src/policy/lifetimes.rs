@@ -15,7 +15,7 @@
 //! A block is classed when it is freed, by two things:
 //!
 //! - its *kind*: how often its content was wanted before: never, once, twice, more;
-//! - its request's *step*: how many blocks the request had that nobody had asked for before (none; then by powers of four).
+//! - its request's *growth*: how many blocks the request had that nobody had asked for before (none; then by powers of four).
 //!   One message of a conversation or one tool result of an agent adds little to a long known beginning and is likely to be
 //!   followed by another; a document that is pasted into a chat or a single shot adds a lot and usually is not.
 //!
@@ -51,8 +51,8 @@ use crate::types::BlockId;
 /// Wanted 0, 1, 2 times before, or more often.
 const KINDS: usize = 4;
 /// Requests with 0, 1..4, 4..16, 16..64, 64..256 new blocks, or more.
-const STEPS: usize = 6;
-const CLASSES: usize = KINDS * STEPS;
+const GROWTHS: usize = 6;
+const CLASSES: usize = KINDS * GROWTHS;
 /// Runs looked at from an end before the class is passed over.
 const LOOK: usize = 8;
 /// The index is made anew whenever this share of the pool was freed, and never more often than every `UPDATE_LEAST` blocks.
@@ -109,7 +109,7 @@ struct Release {
     next: Option<BlockId>,
     /// Class of the block freed last.
     class: u8,
-    step: u8,
+    growth: u8,
 }
 
 /// See the module documentation.
@@ -128,8 +128,8 @@ pub struct LearnedLifetimes {
 }
 
 /// Class of requests by their number of new blocks.
-fn step(new: u16) -> u8 {
-    new.checked_ilog2().map_or(0, |octave| 1 + octave / 2).min(STEPS as u32 - 1) as u8
+fn growth(new: u16) -> u8 {
+    new.checked_ilog2().map_or(0, |octave| 1 + octave / 2).min(GROWTHS as u32 - 1) as u8
 }
 
 impl LearnedLifetimes {
@@ -144,7 +144,7 @@ impl LearnedLifetimes {
             settings,
             runs: Runs::new(0, CLASSES),
             states: Vec::new(),
-            lives: Lives::new(KINDS, STEPS, settings.prior, settings.fade),
+            lives: Lives::new(KINDS, GROWTHS, settings.prior, settings.fade),
             ghosts: Ghosts::default(),
             now: 0,
             updated: 0,
@@ -187,16 +187,16 @@ impl LearnedLifetimes {
     }
 
     /// Of the request whose deepest block this is.
-    fn step(&self, deepest: BlockId) -> u8 {
+    fn growth(&self, deepest: BlockId) -> u8 {
         let BlockUse { known, new, .. } = self.states[deepest.0 as usize];
-        step(if known { 0 } else { new })
+        growth(if known { 0 } else { new })
     }
 
-    /// Of a block that a request of this step frees.
-    fn class(&self, block: BlockId, meta: &BlockMeta, step: u8) -> u8 {
+    /// Of a block that a request of this growth frees.
+    fn class(&self, block: BlockId, meta: &BlockMeta, growth: u8) -> u8 {
         let before = self.states[block.0 as usize].before;
         let kind = meta.hits.saturating_add(before.into()).min(KINDS as u32 - 1) as u8;
-        kind * STEPS as u8 + step
+        kind * GROWTHS as u8 + growth
     }
 
     /// What is lost with the block.
@@ -259,18 +259,18 @@ impl EvictionPolicy for LearnedLifetimes {
         self.update();
         // Freed right after its child, it is of the same release; else it is the deepest block of another.
         let follows = self.release.next == Some(block);
-        let step = if follows { self.release.step } else { self.step(block) };
-        let class = self.class(block, meta, step);
+        let growth = if follows { self.release.growth } else { self.growth(block) };
+        let class = self.class(block, meta, growth);
         // In the same class too, it belongs to the child's run, the youngest there.
         let joins = follows && self.release.class == class;
         let state = &mut self.states[block.0 as usize];
         *state = BlockUse { since: self.now as u32, class, leaf: meta.children == 0, known: true, ..*state };
         self.runs.push(class.into(), block.0, joins);
-        self.release = Release { next: meta.parent, class, step };
+        self.release = Release { next: meta.parent, class, growth };
     }
 
     fn is_worth_storing(&self, block: BlockId, meta: &BlockMeta, deepest: BlockId) -> bool {
-        let class = self.class(block, meta, self.step(deepest));
+        let class = self.class(block, meta, self.growth(deepest));
         self.lives.returns(class.into()) >= self.settings.least_return
     }
 
@@ -404,9 +404,9 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_powers_of_four() {
+    fn growths_are_powers_of_four() {
         assert_eq!(
-            [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, u16::MAX].map(step),
+            [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, u16::MAX].map(growth),
             [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
         );
     }

@@ -64,17 +64,9 @@ impl Retaining {
         Self { policy, levels, leaves: Leaves::new(blocks, DEFAULT), due: Due::default(), outside: 0 }
     }
 
-    pub fn now(&self) -> u64 {
-        self.due.now()
-    }
-
-    pub fn advance(&mut self, now_us: u64) {
-        self.due.advance(now_us);
-    }
-
     /// A block whose time to live has passed; the caller answers with [`Retaining::expire`]. See [`Due::next`].
-    pub fn next_due(&mut self, looks: &mut u32) -> Option<u32> {
-        self.due.next(looks)
+    pub fn next_due(&mut self, now_us: u64, looks: &mut u32) -> Option<u32> {
+        self.due.next(now_us, looks)
     }
 
     pub fn expire(&mut self, block: u32, meta: &BlockMeta) {
@@ -104,7 +96,7 @@ impl Retaining {
 
     /// The stronger of what holds for the block and `wanted`; a time to live begins anew. Who wants nothing in particular
     /// wants the default priority, and leaves a time to live as it is.
-    pub fn retain(&mut self, block: u32, wanted: Option<Retention>, meta: &BlockMeta) {
+    pub fn retain(&mut self, block: u32, wanted: Option<Retention>, now_us: u64, meta: &BlockMeta) {
         let told = self.levels[block as usize] & !FREED != UNTOLD;
         let known = if told { self.retention(block) } else { None };
         let retention = match (known, wanted) {
@@ -113,7 +105,7 @@ impl Retaining {
             (_, wanted) => wanted.unwrap_or_default(),
         };
         match retention.ttl_us {
-            Some(ttl) => self.due.set(block, ttl),
+            Some(ttl) => self.due.set(block, ttl, now_us),
             None => self.due.clear(block),
         }
         self.set_level(block, retention.priority + 1, meta);

@@ -103,6 +103,24 @@ impl StepDriver for Device<'_> {
         true
     }
 }
+
+/// An executor that a [`World`] keeps.
+struct Lent<'a, E>(&'a mut E);
+
+impl<E: Executor> Executor for Lent<'_, E> {
+    fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        self.0.begin(plan)
+    }
+
+    fn begin_with_drafts(&mut self, plan: &StepPlan, drafts: &[u32]) -> Result<(), ExecutorError> {
+        self.0.begin_with_drafts(plan, drafts)
+    }
+
+    fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
+        self.0.finish()
+    }
+}
+
 /// A request and the step at which it arrives.
 #[derive(Clone, Debug)]
 pub struct Arrival {
@@ -427,10 +445,10 @@ impl World {
         let vocab = self.recorder.vocab();
         let requests: Vec<Request> =
             arrivals.iter().enumerate().map(|(id, arrival)| self.request(id, arrival)).collect();
-        let pipeline = Pipeline::new(&mut self.recorder, self.depth, self.lag);
+        let pipeline = Pipeline::new(Lent(&mut self.recorder), self.depth, self.lag);
         let executor: Box<dyn Executor> = match &mut self.draft {
             Some((drafter, as_drafter)) => {
-                Box::new(DraftingExecutor::new(pipeline, drafter, *as_drafter, vocab))
+                Box::new(DraftingExecutor::new(pipeline, Lent(drafter), *as_drafter, vocab))
             }
             None => Box::new(pipeline),
         };
