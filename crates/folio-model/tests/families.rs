@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 const UNFELT: &[(&str, &str)] = &[
     (".experts.", "an expert may be chosen for no token"),
     ("act_fn.eps", "where xIELU's exponential stops growing is nearly 0 whatever it is"),
-    ("visual.", "of a tower that is skipped"),
     ("vision_model.", "of a tower that is skipped"),
     ("vision_tower.", "of a tower that is skipped"),
     ("embed_vision.", "what brings images to the decoder is skipped"),
@@ -59,7 +58,7 @@ fn every_tensor_moves_the_logits() {
             }
             file.write();
         }
-        assert!(moved >= 14, "{name}: {moved} tensors");
+        assert!(moved >= 12, "{name}: {moved} tensors");
     }
 }
 
