@@ -490,3 +490,41 @@ impl Model {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use folio_model::Checkpoint;
+    use folio_model::testing::{ADAPTERS, Runner, adapted};
+
+    use super::*;
+
+    /// What adapters add is part of the products, whoever asks for it: nothing is joined otherwise, no stage comes or goes.
+    #[test]
+    fn adapters_leave_the_stages_as_they_are() {
+        let backend = || CpuBackend::new(CpuOptions { threads: Some(2), isa: None }).expect("a backend");
+        let stages = |runner: &Runner<CpuBackend>| {
+            runner.backend.model.as_ref().expect("a program is loaded").stages.clone()
+        };
+        let prompt: Vec<u32> = (3..20).collect();
+        for name in ADAPTERS {
+            let checkpoint = Checkpoint::open(adapted(name)).expect("a fixture");
+            let mut plain = Runner::load(&checkpoint, backend(), None);
+            let expected = stages(&plain);
+            let logits = plain.forward(&prompt, &[16]).to_vec();
+            let mut used = Runner::with_adapter(name, backend());
+            assert_ne!(used.forward(&prompt, &[16]), logits, "{name}");
+            // It is there, and no row of the step has it.
+            let mut idle = Runner::with_adapter(name, backend());
+            let adapter = idle.adapter.take().expect("it was read");
+            assert_eq!(idle.forward(&prompt, &[16]), logits, "{name}");
+            assert_eq!(stages(&idle), expected, "{name}");
+            idle.adapter = Some(adapter);
+            idle.forward(&prompt[..1], &[0]);
+            idle.adapter = None;
+            idle.forward(&prompt[..1], &[0]);
+            for runner in [&plain, &used, &idle] {
+                assert_eq!(stages(runner), expected, "{name}");
+            }
+        }
+    }
+}

@@ -4,10 +4,13 @@ mod common;
 
 use std::path::Path;
 
-use common::copy;
+use common::tensors::File;
+use common::{Random, copy, mutate, perturbed};
 use folio_model::adapter::{Adapter, AdapterLimits};
 use folio_model::reference::ReferenceBackend;
-use folio_model::testing::{ADAPTERS, Runner, adapted, adapter, check_adapter};
+use folio_model::testing::{
+    ADAPTERS, LOGIT_TOLERANCE, Runner, adapted, adapter, check_adapter, relative_difference,
+};
 use folio_model::{Checkpoint, ModelError};
 use serde_json::{Value, json};
 
@@ -149,25 +152,66 @@ fn files_that_are_no_adapter_of_the_model_are_refused_by_name() {
     assert!(error(folder.path(), LIMITS).contains("no regular file"));
 }
 
-/// Every tensor that an adapter has is used.
+/// Every tensor that an adapter has is used: with others it computes something else.
 #[test]
 fn every_tensor_moves_the_logits() {
     let prompt: Vec<u32> = (3..20).collect();
+    let rows: Vec<u32> = (0..17).collect();
     for name in ADAPTERS {
-        let plain = Runner::with_adapter(name, ReferenceBackend::new()).forward(&prompt, &[16]).to_vec();
+        let own = Runner::with_adapter(name, ReferenceBackend::new()).forward(&prompt, &rows).to_vec();
         let folder = copy(&adapter(name));
-        let path = folder.path().join("adapter_model.safetensors");
-        let whole = std::fs::read(&path).unwrap();
-        let tensors = folio_model::checkpoint::safetensors::read_header(&whole).unwrap();
-        for (tensor, entry) in tensors {
-            let mut bytes = whole.clone();
-            bytes[entry.range].fill(0);
-            std::fs::write(&path, bytes).unwrap();
+        let mut file = File::read(&folder.path().join("adapter_model.safetensors"));
+        let tensors: Vec<String> = file.tensors.keys().cloned().collect();
+        for tensor in &tensors {
+            let stored = file.get(tensor);
+            let before = stored.bytes.clone();
+            stored.bytes = perturbed(&stored.dtype, &before);
+            file.write();
             let mut runner = runner(&adapted(name));
             runner.adapter =
                 Some(Adapter::read(folder.path(), &runner.model.targets, LIMITS).unwrap().into());
-            let moved = folio_model::testing::relative_difference(runner.forward(&prompt, &[16]), &plain);
-            assert!(moved > 1e-5, "{name}: {tensor} changes nothing");
+            let moved = relative_difference(runner.forward(&prompt, &rows), &own);
+            assert!(moved > 10.0 * LOGIT_TOLERANCE, "{name}: {tensor} moves them by {moved:e}");
+            file.get(tensor).bytes = before;
         }
     }
+}
+
+/// Damage anywhere in a folder: an adapter, or a refusal that names the file.
+#[test]
+fn damage_anywhere_is_no_crash() {
+    let mut random = Random(11);
+    let (mut taken, mut refused) = (0, 0);
+    for name in ADAPTERS {
+        let targets = runner(&adapted(name)).model.targets;
+        let folder = copy(&adapter(name));
+        let path = |file: &str| folder.path().join(file);
+        let files = ["adapter_config.json", "adapter_model.safetensors"];
+        let [config, weights] = files.map(|file| std::fs::read(path(file)).unwrap());
+        let header = 8 + u64::from_le_bytes(*weights.first_chunk().unwrap()) as usize;
+        for _ in 0..500 {
+            let (mut damaged_config, mut damaged_weights) = (config.clone(), weights.clone());
+            match random.below(4) {
+                0 => damaged_config = mutate(&mut random, &config),
+                // With the right length, so that what is inside is read.
+                1 | 2 => {
+                    let text = mutate(&mut random, &weights[8..header]);
+                    let length = (text.len() as u64).to_le_bytes();
+                    damaged_weights = [&length[..], &text, &weights[header..]].concat();
+                }
+                _ => damaged_weights = mutate(&mut random, &weights),
+            }
+            std::fs::write(path(files[0]), &damaged_config).unwrap();
+            std::fs::write(path(files[1]), &damaged_weights).unwrap();
+            match Adapter::read(folder.path(), &targets, LIMITS) {
+                Ok(_) => taken += 1,
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.contains("adapter_"), "{name}: {error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(taken > 50 && refused > 1000, "{taken} {refused}");
 }

@@ -16,6 +16,7 @@ pub mod safetensors;
 mod shards;
 mod source;
 mod storage;
+mod towers;
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ pub use shards::parse_index;
 use shards::{Entry, Form, Holds, Index, Shard, open_shards};
 pub(crate) use source::Source;
 use storage::Stamp;
+pub use towers::Tower;
 
 use crate::backend::{DType, TensorView};
 use crate::config::Config;

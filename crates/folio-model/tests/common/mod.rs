@@ -130,6 +130,10 @@ pub fn perturbed(dtype: &str, bytes: &[u8]) -> Vec<u8> {
     let other = |x: f32, i: usize| x * 1.25 + if i.is_multiple_of(2) { 0.06 } else { -0.03 };
     let pairs = bytes.as_chunks::<2>().0.iter().enumerate();
     match dtype {
+        "F32" => {
+            let values = bytes.as_chunks::<4>().0.iter().enumerate();
+            values.flat_map(|(i, b)| other(f32::from_le_bytes(*b), i).to_le_bytes()).collect()
+        }
         "BF16" => pairs
             .flat_map(|(i, b)| bf16::from_f32(other(bf16::from_le_bytes(*b).to_f32(), i)).to_le_bytes())
             .collect(),

@@ -160,23 +160,245 @@ mod tests {
 
     use super::*;
 
+    /// Where a text is cut, before bytes are replaced by their stand-ins.
+    fn cut(name: &str, text: &str) -> Vec<String> {
+        let split = |pattern: &str| {
+            let pattern = SplitPattern::Regex(pattern.to_owned());
+            PreTokenizerWrapper::from(Split::new(pattern, Isolated, false).expect("compiles"))
+        };
+        let steps = find(name).expect("there is one").cuts.iter().map(|cut| match cut {
+            Cut::Regex(pattern) => split(pattern),
+            Cut::Digits => Digits::new(true).into(),
+            Cut::Gpt2 => split(GPT2),
+        });
+        let mut pieces = PreTokenizedString::from(text);
+        Sequence::new(steps.collect()).pre_tokenize(&mut pieces).expect("cuts");
+        let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(_, (start, end), _)| text[start..end].to_owned()).collect()
+    }
+
+    /// Contractions of either case, digits, line ends, accents composed and not, Chinese beside Japanese. By hand, from llama.cpp's patterns.
+    #[test]
+    fn every_name_cuts_as_its_pattern_says() {
+        const TEXT: &str = "It's we'LL 12345\n\nna\u{ef}ve cafe\u{301}s 漢字，かな!\n";
+        let tables: &[(&[&str], &[&str])] = &[
+            (
+                &[
+                    "glm4",
+                    "glm5",
+                    "chatglm-bpe",
+                    "smaug-bpe",
+                    "lfm2",
+                    "llama3",
+                    "llama-v3",
+                    "falcon3",
+                    "falcon-h1",
+                    "pixtral",
+                    "midm-2.0",
+                ],
+                &[
+                    "It",
+                    "'s",
+                    " we",
+                    "'LL",
+                    " ",
+                    "123",
+                    "45",
+                    "\n\n",
+                    "na\u{ef}ve",
+                    " cafe",
+                    "\u{301}s",
+                    " 漢字",
+                    "，かな",
+                    "!\n",
+                ],
+            ),
+            (
+                &["hunyuan", "megrez", "stablelm2", "solar-open", "grok-2", "kormo"],
+                &[
+                    "It",
+                    "'s",
+                    " we",
+                    "'LL",
+                    " ",
+                    "1",
+                    "2",
+                    "3",
+                    "4",
+                    "5",
+                    "\n\n",
+                    "na\u{ef}ve",
+                    " cafe",
+                    "\u{301}s",
+                    " 漢字",
+                    "，かな",
+                    "!\n",
+                ],
+            ),
+            (
+                &["minimax-m2", "llama4", "kanana2"],
+                &[
+                    "It's",
+                    " we'LL",
+                    " ",
+                    "123",
+                    "45",
+                    "\n\n",
+                    "na\u{ef}ve",
+                    " cafe\u{301}s",
+                    " 漢字",
+                    "，かな",
+                    "!\n",
+                ],
+            ),
+            (
+                &["kimi-k2"],
+                &[
+                    "It's",
+                    " we'LL",
+                    " ",
+                    "123",
+                    "45",
+                    "\n\n",
+                    "na\u{ef}ve",
+                    " cafe\u{301}s",
+                    " ",
+                    "漢字",
+                    "，かな",
+                    "!\n",
+                ],
+            ),
+            (
+                &["hunyuan-dense"],
+                &[
+                    "It",
+                    "'s",
+                    " we",
+                    "'LL",
+                    " ",
+                    "123",
+                    "45",
+                    "\n\n",
+                    "na\u{ef}ve",
+                    " cafe\u{301}s",
+                    " ",
+                    "漢字",
+                    "，",
+                    "かな",
+                    "!\n",
+                ],
+            ),
+            // What it calls signs are letters of ASCII, too.
+            (
+                &["deepseek-llm"],
+                &[
+                    "It", "'", "s", " we", "'", "LL", " ", "1", "2", "3", "4", "5", "\n", "\n", "na",
+                    "\u{ef}", "ve", " cafe", "\u{301}", "s", " ", "漢字", "，", "かな", "!", "\n",
+                ],
+            ),
+            (
+                &["falcon"],
+                &[
+                    "It",
+                    "'",
+                    "s",
+                    " we",
+                    "'",
+                    "LL",
+                    " ",
+                    "123",
+                    "45",
+                    "\n",
+                    "\n",
+                    "na\u{ef}ve",
+                    " cafe",
+                    "\u{301}",
+                    "s",
+                    " 漢字",
+                    "，",
+                    "かな",
+                    "!",
+                    "\n",
+                ],
+            ),
+            (
+                &["starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+                &[
+                    "It",
+                    "'s",
+                    " we",
+                    "'",
+                    "LL",
+                    " ",
+                    "1",
+                    "2",
+                    "3",
+                    "4",
+                    "5",
+                    "\n",
+                    "\n",
+                    "na\u{ef}ve",
+                    " cafe",
+                    "\u{301}",
+                    "s",
+                    " 漢字",
+                    "，",
+                    "かな",
+                    "!",
+                    "\n",
+                ],
+            ),
+            (
+                &["phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "a.x-4.0", "mellum", "gigachat"],
+                &[
+                    "It",
+                    "'s",
+                    " we",
+                    "'",
+                    "LL",
+                    " 12345",
+                    "\n",
+                    "\n",
+                    "na\u{ef}ve",
+                    " cafe",
+                    "\u{301}",
+                    "s",
+                    " 漢字",
+                    "，",
+                    "かな",
+                    "!",
+                    "\n",
+                ],
+            ),
+        ];
+        // Those that llama.cpp itself was asked for (tests/gguf_pre.json).
+        let mut checked = vec![
+            "llama-bpe",
+            "dbrx",
+            "qwen2",
+            "deepseek-r1-qwen",
+            "qwen35",
+            "tekken",
+            "gpt-4o",
+            "seed-coder",
+            "deepseek-v3",
+            "deepseek-coder",
+            "smollm",
+            "gpt-2",
+        ];
+        for (names, expected) in tables {
+            for name in *names {
+                assert_eq!(cut(name, TEXT), *expected, "{name}");
+                checked.push(name);
+            }
+        }
+        let unchecked: Vec<&str> = names().filter(|name| !checked.contains(name)).collect();
+        assert!(unchecked.is_empty(), "{unchecked:?}");
+    }
+
     /// Patterns that are tried one after another, as transformers' tokenizers cut with them.
     #[test]
     fn texts_are_cut_as_the_models_own_tokenizers_do() {
-        let cut = |name: &str, text: &str| -> Vec<String> {
-            let steps = find(name).expect("there is one").cuts.iter().map(|cut| match cut {
-                Cut::Regex(pattern) => {
-                    let pattern = SplitPattern::Regex((*pattern).to_owned());
-                    PreTokenizerWrapper::from(Split::new(pattern, Isolated, false).expect("compiles"))
-                }
-                Cut::Digits => Digits::new(true).into(),
-                Cut::Gpt2 => panic!("bytes are replaced"),
-            });
-            let mut pieces = PreTokenizedString::from(text);
-            Sequence::new(steps.collect()).pre_tokenize(&mut pieces).expect("cuts");
-            let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
-            splits.into_iter().map(|(_, (start, end), _)| text[start..end].to_owned()).collect()
-        };
         assert_eq!(
             cut("deepseek-llm", "It's 3 Words,\r\nnext 你好。  "),
             ["It", "'", "s", " ", "3", " Words", ",", "\r", "\n", "next", " ", "你好", "。", "  "]

@@ -31,6 +31,16 @@ pub struct StartReport {
     pub kv_bytes: u64,
 }
 
+/// Of a checkpoint with parts that are not served: "vision tower, 123 tensors; this model answers text only".
+fn skipped(checkpoint: &Checkpoint) -> Option<String> {
+    let towers = checkpoint.skipped_towers();
+    let told = towers
+        .iter()
+        .map(|(tower, count)| format!("{}, {} tensors", tower.name(), units::count(*count as u64)));
+    let told: Vec<String> = told.collect();
+    (!told.is_empty()).then(|| format!("{}; this model answers text only", told.join(", ")))
+}
+
 /// "int8", or "int8 (2 of 28 layers bf16)".
 pub(crate) fn formats(layout: &KvLayout) -> String {
     let kv = layout.groups.iter().filter(|group| group.state_values().is_none());
@@ -64,6 +74,7 @@ impl StartReport {
             "model",
             format!("{} ({family}, {parameters} parameters) from {}", source.name(), checkpoint.location()),
         ));
+        self.lines.extend(skipped(checkpoint).map(|text| ("skipped", text)));
         self.lines.push((
             "weights",
             format!(
@@ -235,5 +246,16 @@ mod tests {
         layout.groups[0].formats[1] = KvFormat::BF16;
         assert_eq!(formats(&layout), "int8 (1 of 3 layers bf16)");
         assert_eq!(formats(&KvLayout { groups: vec![] }), "no layers");
+    }
+
+    #[test]
+    fn a_tower_that_is_skipped_is_said_so() {
+        let told = |name: &str| {
+            let checkpoint = Checkpoint::open(folio_model::testing::fixture(name)).expect("a fixture");
+            skipped(&checkpoint)
+        };
+        let expected = "vision tower, 15 tensors; this model answers text only";
+        assert_eq!(told("mistral3").as_deref(), Some(expected));
+        assert_eq!(told("mistral"), None);
     }
 }

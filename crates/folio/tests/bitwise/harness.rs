@@ -39,8 +39,8 @@ use recorder::{Row, longer, longer_of, options};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_LEN: u32 = 512;
-/// A fixture of each kind of layer: attention to everything and through windows, a mixture of experts, states, latents.
-pub const KINDS: [&str; 9] = [
+/// A fixture of each kind of layer: attention to everything and through windows, a mixture of experts, states, short convolutions, latents.
+pub const KINDS: [&str; 10] = [
     "llama3",
     "gemma3",
     "qwen3_moe",
@@ -50,6 +50,7 @@ pub const KINDS: [&str; 9] = [
     "llama4_text",
     "granite4_h",
     "gemma4",
+    "lfm2",
 ];
 const MAX_ROWS: usize = 512;
 
