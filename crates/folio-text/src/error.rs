@@ -7,7 +7,7 @@ pub enum TextError {
     #[error("cannot read {path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error(
-        "{folder} has no tokenizer.json and no tekken.json{hint}; convert the tokenizer with transformers' `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+        "{folder} has no tokenizer.json, tekken.json or tokenizer.model{hint}; convert the tokenizer with transformers' `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
     )]
     NoTokenizer { folder: PathBuf, hint: &'static str },
     #[error("{file} is not a tokenizer this version understands: {reason}")]

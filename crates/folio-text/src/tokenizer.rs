@@ -1,6 +1,6 @@
 //! The tokenizer of a checkpoint: text to ids, ids to bytes, and which ids are special.
 //!
-//! Owns: tokenizer.json and what tokenizer_config.json says about it (tekken.json is read by `tekken`, vocabularies of GGUF files by `gguf`). Must
+//! Owns: tokenizer.json and what tokenizer_config.json says about it (tekken.json is read by `tekken`, tokenizer.model by `sentencepiece`, vocabularies of GGUF files by `gguf`). Must
 //! never: truncate or pad (a file that asks for it is overruled: limits are the caller's and are errors, not silence).
 //!
 //! Cost: loading reads the vocabulary once; [`Tokenizer::token_bytes`] is an index into a table.
@@ -14,9 +14,11 @@ use serde_json::Value;
 use crate::decoder::{DecodeKind, Plan, TokenBytes, verbatim_table};
 use crate::detokenizer::{DetokenizeOptions, Detokenizer};
 use crate::error::TextError;
-use crate::gguf::{self, Pieces};
+use crate::gguf;
 use crate::library::Library;
+use crate::pieces::Pieces;
 use crate::prompt::Prompt;
+use crate::sentencepiece::{self, BesideModel};
 use crate::tekken;
 use crate::token_cache::{self, Part, TokenCache};
 
@@ -84,7 +86,8 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, or if there is none `tekken.json`, and where present `tokenizer_config.json` and `special_tokens_map.json`.
+    /// Reads `tokenizer.json`, or if there is none `tekken.json`, or if there is neither `tokenizer.model`; and where present
+    /// `tokenizer_config.json`, `special_tokens_map.json`, and beside a `tokenizer.model` `added_tokens.json`.
     pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
         let side = |name: &str| read_optional(&folder.join(name));
         let (config, map) = (side("tokenizer_config.json")?, side("special_tokens_map.json")?);
@@ -94,8 +97,17 @@ impl Tokenizer {
         if let Some(json) = side(TEKKEN)? {
             return Self::build_tekken(&json, config.as_deref(), map.as_deref());
         }
-        let hint = if folder.join("tokenizer.model").exists() {
-            " (only a sentencepiece tokenizer.model)"
+        if let Some(model) = sentencepiece::read(folder)? {
+            let added = side("added_tokens.json")?;
+            let beside = BesideModel {
+                tokenizer_config: config.as_deref(),
+                special_tokens_map: map.as_deref(),
+                added_tokens: added.as_deref(),
+            };
+            return Self::from_sentencepiece(&model, beside);
+        }
+        let hint = if folder.join("tiktoken.model").exists() {
+            " (only a tiktoken.model, which does not say how texts are cut into words)"
         } else {
             ""
         };
@@ -170,6 +182,11 @@ impl Tokenizer {
             forced_bos,
             forced_eos: None,
         }))
+    }
+
+    /// The tokenizer of a tokenizer.model's bytes.
+    pub fn from_sentencepiece(model: &[u8], beside: BesideModel<'_>) -> Result<Self, TextError> {
+        sentencepiece::tokenizer(model, beside)
     }
 
     /// The tokenizer inside a GGUF file.
@@ -275,7 +292,7 @@ impl Tokenizer {
                 Encoder::Library(library) => library
                     .encode_part(text, range.clone(), breaks, out)
                     .map_err(|error| TextError::Encode(error.to_string()))?,
-                Encoder::Pieces(pieces) => pieces.encode_part(&text[range.clone()], out),
+                Encoder::Pieces(pieces) => pieces.encode_part(text, range.clone(), out),
             }
         }
         Ok(())
@@ -411,7 +428,7 @@ fn special_tokens(inner: &tokenizers::Tokenizer, config: &Object, map: &Object) 
 }
 
 /// `"</s>"` or `{"content": "</s>", ...}`.
-fn token_content(value: &Value) -> Option<&str> {
+pub(crate) fn token_content(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 

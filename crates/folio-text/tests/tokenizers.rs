@@ -276,9 +276,14 @@ fn damaged_files_are_refused_by_name() {
         tiktoken::tokenizer_json(&[(vec![b'a'], 0)].into(), tiktoken::GPT2, true, &[("<e>", 7)]).to_string();
     assert!(error(&gap, None).contains("\"<e>\""));
     let folder = tempfile::tempdir().expect("folder");
-    std::fs::write(folder.path().join("tokenizer.model"), b"x").expect("file");
-    let error = Tokenizer::from_folder(folder.path()).expect_err("refused").to_string();
+    let refusal = || Tokenizer::from_folder(folder.path()).expect_err("refused").to_string();
+    let error = refusal();
     assert!(error.contains("tokenizer.model") && error.contains("save_pretrained"), "{error}");
+    std::fs::write(folder.path().join("tiktoken.model"), b"IQ== 0\n").expect("file");
+    assert!(refusal().contains("only a tiktoken.model"));
+    std::fs::write(folder.path().join("tokenizer.model"), b"x").expect("file");
+    let error = refusal();
+    assert!(error.contains("tokenizer.model") && error.contains("ends within the number"), "{error}");
 }
 
 static BYTES: LazyLock<Tokenizer> = LazyLock::new(tiny_bytes);

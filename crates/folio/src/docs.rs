@@ -36,7 +36,7 @@ const FIELDS: &str = "The same as `GET /openapi.json` says for programs. `null` 
 fn models() -> String {
     let names = include_str!("models.in.md");
     let mut out = format!("{NOTICE}# Models\n\n{names}\n## What is served\n\n");
-    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json or tekken.json) and GGUF files \
+    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json, tekken.json or tokenizer.model) and GGUF files \
             (versions 2 and 3, also split; tokenizer and chat template from their metadata) of these families:\n\n";
     out += &folio_model::supported_table();
     out += "\nGGUF: architectures ";
@@ -47,6 +47,8 @@ fn models() -> String {
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";
+    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE without a normalizer, as Llama 2, Mistral and Gemma have it, with the added tokens of \
+            tokenizer_config.json or added_tokens.json. A Unigram model, a normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
     out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Groups and columns are \
             multiples of 32. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \
             they ask for. Anything else is refused by name.\n\n";

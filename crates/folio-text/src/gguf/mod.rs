@@ -7,8 +7,9 @@
 //!
 //! Control tokens written out in a text are recognized, as with tokenizer.json.
 
-mod pieces;
 mod pre;
+
+use std::collections::HashSet;
 
 use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
 use serde_json::{Value, json};
@@ -16,9 +17,9 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::normalizers::Replace;
 use tokenizers::{AddedToken, Tokenizer as Library};
 
-pub(crate) use pieces::Pieces;
-
+use crate::added::{Added, AddedTokens};
 use crate::error::TextError;
+use crate::pieces::{Pieces, PiecesParts, SpacePrefix};
 use crate::tokenizer::{Encoder, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts};
 
 /// Builds the tokenizer of a vocabulary; `file` is for messages.
@@ -47,7 +48,7 @@ pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Token
             (Encoder::Library(Box::new(library)), sentencepiece_decoder(false), true)
         }
         "llama" => {
-            let pieces = Pieces::new(vocabulary).map_err(bad)?;
+            let pieces = scored(vocabulary).map_err(bad)?;
             let decoder = sentencepiece_decoder(pieces.has_space_prefix());
             (Encoder::Pieces(Box::new(pieces)), decoder, true)
         }
@@ -127,6 +128,48 @@ fn characters(vocabulary: &Vocabulary<'_>) -> Result<Library, String> {
     with_added(vocabulary, library)
 }
 
+/// Sentencepiece's BPE.
+fn scored(vocabulary: &Vocabulary<'_>) -> Result<Pieces, String> {
+    let Some(scores) = &vocabulary.scores else {
+        return Err("it has no `tokenizer.ggml.scores`".to_owned());
+    };
+    if vocabulary.remove_extra_whitespaces == Some(true) {
+        return Err(
+            "it removes repeated spaces (`tokenizer.ggml.remove_extra_whitespaces`), which is not supported"
+                .to_owned(),
+        );
+    }
+    if scores.iter().any(|score| score.is_nan()) {
+        return Err("one of its scores is not a number".to_owned());
+    }
+    let text =
+        |kind: &TokenKind| matches!(kind, TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused);
+    let prefix = match vocabulary.add_space_prefix {
+        Some(false) => SpacePrefix::Never,
+        _ => SpacePrefix::Always,
+    };
+    Ok(Pieces::new(PiecesParts {
+        tokens: vocabulary.tokens.iter().map(|token| (*token).to_owned()).collect(),
+        scores: scores.iter().map(|score| *score as f32).collect(),
+        is_text: vocabulary.kinds.iter().map(text).collect(),
+        // As llama.cpp, which tells neither apart.
+        unused: HashSet::new(),
+        fuses_unk: false,
+        unk: vocabulary.ids.unk,
+        byte_fallback: true,
+        added: scored_added(vocabulary)?,
+        prefix,
+    }))
+}
+
+/// Tokens that are looked for in the text as it stands; the leftmost wins, then the longest.
+fn scored_added(vocabulary: &Vocabulary<'_>) -> Result<AddedTokens, String> {
+    AddedTokens::new(added(vocabulary).map(|(id, text, special)| {
+        let strips_right = special && strips_right(vocabulary, text);
+        (text.to_owned(), Added { id, strips_right, ..Added::default() })
+    }))
+}
+
 /// The tokens, and pairs of those that are merged, in this order.
 fn merges(vocabulary: &Vocabulary<'_>) -> Result<(Vocab, Merges), String> {
     let Some(merges) = &vocabulary.merges else {
@@ -166,7 +209,7 @@ fn with_added(vocabulary: &Vocabulary<'_>, mut library: Library) -> Result<Libra
 }
 
 /// Ids to text as tokenizer.json would say it.
-fn sentencepiece_decoder(space_prefix: bool) -> Value {
+pub(crate) fn sentencepiece_decoder(space_prefix: bool) -> Value {
     let mut steps = vec![
         json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
         json!({"type": "ByteFallback"}),

@@ -4,70 +4,70 @@
 //! what is no token in the end becomes bytes, or `<unk>`. Texts are not cut into words. Own code, because the library's BPE
 //! ranks *pairs*, and two ways to make the same token must rank equal here.
 //!
+//! Owns: the merging. Must never: know which file a vocabulary is from (`gguf`, `sentencepiece`).
+//!
 //! Cost: O(n log n) for n characters of text between special tokens.
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::ops::Range;
 
-use folio_model::checkpoint::gguf::{TokenKind, Vocabulary};
-
-use super::{added, strips_right, texts};
-use crate::added::{Added, AddedTokens, parts};
+use crate::added::{AddedTokens, parts};
 use crate::token_cache::Part;
 use crate::work;
 
 /// What stands for a space.
-const SPACE: &str = "▁";
+pub(crate) const SPACE: &str = "▁";
+
+/// Where a space is put before what is tokenized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpacePrefix {
+    Never,
+    /// Where a text begins.
+    First,
+    /// Also behind each added token.
+    Always,
+}
+
+/// What [`Pieces`] are made of. The lists are by id and of one length.
+pub(crate) struct PiecesParts {
+    /// All different, but for empty ones, which are no tokens of any text.
+    pub tokens: Vec<String>,
+    /// None is NaN.
+    pub scores: Vec<f32>,
+    /// Whether text may become this token: control tokens and bytes are never spelled out.
+    pub is_text: Vec<bool>,
+    /// Of those, the ones that are merged on the way to others only, and taken apart again if they are left.
+    pub unused: HashSet<u32>,
+    pub unk: Option<u32>,
+    /// Whether what is no token becomes its bytes (`<0x0A>`), if there are those.
+    pub byte_fallback: bool,
+    /// Whether neighbours that are no tokens are one `<unk>`.
+    pub fuses_unk: bool,
+    pub added: AddedTokens,
+    pub prefix: SpacePrefix,
+}
 
 pub(crate) struct Pieces {
     ids: HashMap<String, u32>,
-    tokens: Vec<String>,
-    scores: Vec<f32>,
-    /// Whether text may become this token: control tokens and bytes are never spelled out.
-    is_text: Vec<bool>,
     bytes: [Option<u32>; 256],
-    unk: Option<u32>,
-    added: AddedTokens,
-    space_prefix: bool,
+    parts: PiecesParts,
 }
 
 impl Pieces {
-    pub(super) fn new(vocabulary: &Vocabulary<'_>) -> Result<Self, String> {
-        let Some(scores) = &vocabulary.scores else {
-            return Err("it has no `tokenizer.ggml.scores`".to_owned());
-        };
-        if vocabulary.remove_extra_whitespaces == Some(true) {
-            return Err(
-                "it removes repeated spaces (`tokenizer.ggml.remove_extra_whitespaces`), which is not supported"
-                    .to_owned(),
-            );
-        }
-        if scores.iter().any(|score| score.is_nan()) {
-            return Err("one of its scores is not a number".to_owned());
-        }
-        let tokens: Vec<String> = vocabulary.tokens.iter().map(|token| (*token).to_owned()).collect();
-        let ids: HashMap<String, u32> = texts(vocabulary).map(|(id, token)| (token.to_owned(), id)).collect();
+    pub(crate) fn new(parts: PiecesParts) -> Self {
+        let texts = (0..).zip(&parts.tokens).filter(|(_, token)| !token.is_empty());
+        let ids: HashMap<String, u32> = texts.map(|(id, token)| (token.clone(), id)).collect();
         let mut bytes = [None; 256];
-        for (byte, id) in bytes.iter_mut().enumerate() {
+        for (byte, id) in bytes.iter_mut().enumerate().filter(|_| parts.byte_fallback) {
             *id = ids.get(&format!("<0x{byte:02X}>")).copied();
         }
-        let text =
-            |kind: &TokenKind| matches!(kind, TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused);
-        Ok(Self {
-            scores: scores.iter().map(|score| *score as f32).collect(),
-            is_text: vocabulary.kinds.iter().map(text).collect(),
-            bytes,
-            unk: vocabulary.ids.unk,
-            added: added_tokens(vocabulary)?,
-            space_prefix: vocabulary.add_space_prefix.unwrap_or(true),
-            ids,
-            tokens,
-        })
+        Self { ids, bytes, parts }
     }
 
-    /// A space is put before a text, and before what follows a special token.
-    pub(super) fn has_space_prefix(&self) -> bool {
-        self.space_prefix
+    /// A space is put before a text.
+    pub(crate) fn has_space_prefix(&self) -> bool {
+        self.parts.prefix != SpacePrefix::Never
     }
 
     pub(crate) fn id(&self, token: &str) -> Option<u32> {
@@ -75,19 +75,30 @@ impl Pieces {
     }
 
     pub(crate) fn token(&self, id: u32) -> Option<&str> {
-        self.tokens.get(id as usize).map(String::as_str)
+        self.parts.tokens.get(id as usize).map(String::as_str)
+    }
+
+    /// By id.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = &str> {
+        self.parts.tokens.iter().map(String::as_str)
     }
 
     /// The text's parts by the added tokens in it, of which none lies across one of `breaks`.
     pub(crate) fn parts(&self, text: &str, breaks: &[usize]) -> Vec<Part> {
-        parts(&self.added.find(text, breaks), text.len())
+        parts(&self.parts.added.find(text, breaks), text.len())
     }
 
-    /// A part that is no added token.
-    pub(crate) fn encode_part(&self, text: &str, out: &mut Vec<u32>) {
+    /// The part of `text` in `range`, which is no added token.
+    pub(crate) fn encode_part(&self, text: &str, range: Range<usize>, out: &mut Vec<u32>) {
+        let prefixed = match self.parts.prefix {
+            SpacePrefix::Never => false,
+            SpacePrefix::First => range.start == 0,
+            SpacePrefix::Always => true,
+        };
+        let text = &text[range];
         work::add(text.len());
         let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE.len());
-        if self.space_prefix {
+        if prefixed {
             escaped.push_str(SPACE);
         }
         escaped.extend(text.split_inclusive(' ').flat_map(|word| match word.strip_suffix(' ') {
@@ -96,34 +107,45 @@ impl Pieces {
         }));
         let mut merging = Merging::new(self, &escaped);
         merging.run();
+        let from = out.len();
         for symbol in merging.symbols.iter().filter(|symbol| symbol.end > symbol.start) {
-            self.push(&escaped[symbol.start..symbol.end], out);
+            self.push_used(&escaped[symbol.start..symbol.end], &merging.halves, from, out);
         }
     }
 
     fn text_token(&self, text: &str) -> Option<u32> {
-        self.id(text).filter(|id| self.is_text[*id as usize])
+        self.id(text).filter(|id| self.parts.is_text[*id as usize])
+    }
+
+    /// A symbol, which is taken apart while it is an unused token. `halves`: where those are taken apart; `from`: where the part's
+    /// ids begin.
+    fn push_used(&self, symbol: &str, halves: &HashMap<&str, usize>, from: usize, out: &mut Vec<u32>) {
+        let mut text = symbol;
+        let mut behind: Vec<&str> = Vec::new();
+        loop {
+            while let Some(at) = halves.get(text) {
+                let (left, right) = text.split_at(*at);
+                behind.push(right);
+                text = left;
+            }
+            self.push(text, from, out);
+            let Some(next) = behind.pop() else { return };
+            text = next;
+        }
     }
 
     /// A symbol as its token, else as bytes, else as `<unk>`.
-    fn push(&self, text: &str, out: &mut Vec<u32>) {
+    fn push(&self, text: &str, from: usize, out: &mut Vec<u32>) {
         if let Some(id) = self.text_token(text) {
             return out.push(id);
         }
         let bytes: Option<Vec<u32>> = text.bytes().map(|byte| self.bytes[usize::from(byte)]).collect();
-        match bytes {
-            Some(bytes) => out.extend(bytes),
-            None => out.extend(self.unk),
+        match (bytes, self.parts.unk) {
+            (Some(bytes), _) => out.extend(bytes),
+            (None, Some(unk)) if self.parts.fuses_unk && out[from..].last() == Some(&unk) => {}
+            (None, unk) => out.extend(unk),
         }
     }
-}
-
-/// Tokens that are looked for in the text as it stands; the leftmost wins, then the longest.
-fn added_tokens(vocabulary: &Vocabulary<'_>) -> Result<AddedTokens, String> {
-    AddedTokens::new(added(vocabulary).map(|(id, text, special)| {
-        let strips_right = special && strips_right(vocabulary, text);
-        (text.to_owned(), Added { id, strips_right, ..Added::default() })
-    }))
 }
 
 /// A run of the text that is, or may become, a token; empty once merged into its left neighbour.
@@ -174,6 +196,8 @@ struct Merging<'a> {
     text: &'a str,
     symbols: Vec<Symbol>,
     queue: BinaryHeap<Pair>,
+    /// By the text of an unused token, the length of its left half, as it was proposed last.
+    halves: HashMap<&'a str, usize>,
 }
 
 impl<'a> Merging<'a> {
@@ -191,7 +215,8 @@ impl<'a> Merging<'a> {
         if let Some(last) = symbols.last_mut() {
             last.next = NONE;
         }
-        let mut merging = Self { pieces, text, queue: BinaryHeap::with_capacity(symbols.len()), symbols };
+        let queue = BinaryHeap::with_capacity(symbols.len());
+        let mut merging = Self { pieces, text, queue, symbols, halves: HashMap::new() };
         for right in 1..merging.symbols.len() {
             merging.propose(right - 1, right);
         }
@@ -204,9 +229,13 @@ impl<'a> Merging<'a> {
         }
         let (start, end) = (self.symbols[left].start, self.symbols[right].end);
         work::add(PAIR_STEPS + end - start);
-        if let Some(id) = self.pieces.text_token(&self.text[start..end]) {
+        let text: &'a str = &self.text[start..end];
+        if let Some(id) = self.pieces.text_token(text) {
+            if self.pieces.parts.unused.contains(&id) {
+                self.halves.insert(text, self.symbols[left].end - start);
+            }
             // -0.0 and 0.0 are one score.
-            let score = self.pieces.scores[id as usize] + 0.0;
+            let score = self.pieces.parts.scores[id as usize] + 0.0;
             self.queue.push(Pair { score, left, right, length: end - start });
         }
     }

@@ -1,0 +1,294 @@
+//! Tokenizers of sentencepiece's tokenizer.model: ids are sentencepiece's, and what is damaged or not followed is refused by name.
+
+mod common;
+
+use folio_text::{BesideModel, TextError, Tokenizer};
+use serde_json::{Value, json};
+
+const NO_LIMIT: usize = usize::MAX;
+
+const NORMAL: u64 = 1;
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+const UNUSED: u64 = 5;
+const BYTE: u64 = 6;
+
+fn varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn number(field: u64, value: i64) -> Vec<u8> {
+    let mut out = Vec::new();
+    varint(field << 3, &mut out);
+    varint(value as u64, &mut out);
+    out
+}
+
+fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    varint((field << 3) | 2, &mut out);
+    varint(value.len() as u64, &mut out);
+    out.extend(value);
+    out
+}
+
+fn piece(text: &[u8], score: f32, kind: u64) -> Vec<u8> {
+    let mut score_field = vec![0x15u8];
+    score_field.extend(score.to_le_bytes());
+    bytes(1, &[bytes(1, text), score_field, number(3, kind as i64)].concat())
+}
+
+/// `trainer_spec` and `normalizer_spec` of a model as Llama's, with more fields behind.
+fn specs(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
+    let of_trainer = [&number(3, 2)[..], &number(43, -1)[..], trainer].concat();
+    let of_normalizer =
+        [&bytes(1, b"identity")[..], &bytes(2, b"")[..], &number(4, 0)[..], normalizer].concat();
+    [bytes(2, &of_trainer), bytes(3, &of_normalizer)].concat()
+}
+
+const TOKENS: [(&str, f32, u64); 12] = [
+    ("<unk>", 0.0, UNKNOWN),
+    ("<s>", 0.0, CONTROL),
+    ("</s>", 0.0, CONTROL),
+    ("▁", -9.0, NORMAL),
+    ("a", -8.0, NORMAL),
+    ("b", -7.0, NORMAL),
+    ("aa", -2.0, NORMAL),
+    ("ab", -1.0, NORMAL),
+    ("▁a", -5.0, NORMAL),
+    ("<tool>", 0.0, USER_DEFINED),
+    ("▁▁▁", 0.0, USER_DEFINED),
+    ("bb", -0.5, UNUSED),
+];
+
+fn pieces() -> Vec<u8> {
+    TOKENS.iter().flat_map(|(text, score, kind)| piece(text.as_bytes(), *score, *kind)).collect()
+}
+
+fn byte_pieces() -> Vec<u8> {
+    (0..=255u8).flat_map(|byte| piece(format!("<0x{byte:02X}>").as_bytes(), 0.0, BYTE)).collect()
+}
+
+fn small() -> Vec<u8> {
+    [pieces(), specs(&[], &[])].concat()
+}
+
+fn with(model: &[u8], config: Value) -> Result<Tokenizer, TextError> {
+    let config = config.to_string();
+    let beside = BesideModel { tokenizer_config: Some(config.as_bytes()), ..BesideModel::default() };
+    Tokenizer::from_sentencepiece(model, beside)
+}
+
+fn load(model: &[u8]) -> Result<Tokenizer, TextError> {
+    Tokenizer::from_sentencepiece(model, BesideModel::default())
+}
+
+fn refusal(model: &[u8]) -> String {
+    load(model).expect_err("refused").to_string()
+}
+
+fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.encode(text, false, NO_LIMIT).expect("encodes")
+}
+
+fn assert_names(sentence: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(sentence.contains(part), "{part:?} is not in: {sentence}");
+    }
+}
+
+#[test]
+fn neighbours_are_merged_by_score_and_unknown_runs_are_one_token() {
+    let tokenizer = load(&small()).expect("supported");
+    assert_eq!(ids(&tokenizer, "aab"), [8, 7]);
+    assert_eq!(ids(&tokenizer, "baaa"), [3, 5, 6, 4]);
+    assert_eq!(ids(&tokenizer, "éüa"), [3, 0, 4]);
+    // An unused piece scores above all, and is taken apart again.
+    assert_eq!(ids(&tokenizer, "bb"), [3, 5, 5]);
+    // What users defined is found where the text has spaces.
+    assert_eq!(ids(&tokenizer, "a   </s>"), [8, 10, 2]);
+    assert_eq!(tokenizer.encode("a", true, NO_LIMIT).expect("encodes"), [1, 8]);
+    assert_eq!(tokenizer.decode(&[1, 8, 8, 9], true), "a a<tool>");
+    assert_eq!(tokenizer.special_ids().collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(tokenizer.special_tokens().named["eos"], "</s>");
+}
+
+#[test]
+fn what_is_no_piece_becomes_bytes_where_the_model_says_so() {
+    let model = [pieces(), byte_pieces(), specs(&number(35, 1), &[])].concat();
+    let tokenizer = load(&model).expect("supported");
+    let first = TOKENS.len() as u32;
+    assert_eq!(ids(&tokenizer, "é"), [3, first + 0xC3, first + 0xA9]);
+    assert_eq!(tokenizer.decode(&ids(&tokenizer, "aé\n b"), false), "aé\n b");
+    let without = [pieces(), byte_pieces(), specs(&[], &[])].concat();
+    assert_names(&refusal(&without), &["256 pieces of the type BYTE", "byte_fallback` is false"]);
+    let missing = [pieces(), specs(&number(35, 1), &[])].concat();
+    assert_names(&refusal(&missing), &["byte_fallback` is true", "<0x00>"]);
+}
+
+#[test]
+fn a_space_is_put_where_the_files_say() {
+    let always = load(&small()).expect("supported");
+    assert_eq!(ids(&always, "a<tool>a"), [8, 9, 8]);
+    let first = with(&small(), json!({"legacy": false})).expect("supported");
+    assert_eq!(ids(&first, "a<tool>a"), [8, 9, 4]);
+    assert_eq!(ids(&first, "<tool>a"), [9, 4]);
+    let never = [pieces(), specs(&[], &number(3, 0))].concat();
+    let never = load(&never).expect("supported");
+    assert_eq!(ids(&never, "a<tool>a"), [4, 9, 4]);
+    assert_eq!(never.decode(&[8], false), " a");
+}
+
+#[test]
+fn added_tokens_come_from_the_files_beside() {
+    let decoder = json!({"added_tokens_decoder": {
+        "12": {"content": "<|end|>", "special": true, "rstrip": true},
+        "14": {"content": "<x>", "special": false},
+        "2": {"content": "</s>", "special": true}},
+        "eos_token": "<|end|>", "add_bos_token": false, "add_eos_token": true, "tokenizer_class": "LlamaTokenizerFast"});
+    let tokenizer = with(&small(), decoder).expect("supported");
+    assert_eq!(tokenizer.vocab_size(), 15);
+    assert_eq!(ids(&tokenizer, "a<|end|>  <x>"), [8, 12, 14]);
+    assert!(tokenizer.is_special(12) && !tokenizer.is_special(14) && !tokenizer.is_special(13));
+    assert_eq!(tokenizer.encode("a", true, NO_LIMIT).expect("encodes"), [8, 12]);
+    assert_eq!(tokenizer.decode(&[8, 13, 14], false), "a<x>");
+    let beside = BesideModel {
+        added_tokens: Some(br#"{"<|end|>": 12, "<x>": 13}"#),
+        special_tokens_map: Some(br#"{"additional_special_tokens": ["<|end|>"]}"#),
+        ..BesideModel::default()
+    };
+    let tokenizer = Tokenizer::from_sentencepiece(&small(), beside).expect("supported");
+    assert_eq!(tokenizer.special_ids().collect::<Vec<_>>(), [0, 1, 2, 12]);
+    assert_eq!(ids(&tokenizer, "<x><|end|>"), [13, 12]);
+    // A piece that is no text may be given another text, one that is may not.
+    let renamed = json!({"added_tokens_decoder": {"9": {"content": "<other>", "special": true}}});
+    let renamed = with(&small(), renamed).expect("supported");
+    assert_eq!((renamed.token_id("<tool>"), renamed.token_id("<other>")), (None, Some(9)));
+    let wrong = |config: Value| with(&small(), config).expect_err("refused").to_string();
+    let listed = |id: &str, content: &str| wrong(json!({"added_tokens_decoder": {id: {"content": content}}}));
+    assert_names(&listed("4", "<x>"), &["tokenizer_config.json", "\"<x>\"", "id 4", "\"a\""]);
+    assert_names(&listed("40", "ab"), &["\"ab\"", "id 40", "id 7"]);
+    assert_names(&listed("4000000000", "<x>"), &["4000000000", "12 pieces"]);
+    assert_names(&listed("-1", "<x>"), &["\"-1\""]);
+    assert_names(&listed("12", ""), &["id 12", "no text"]);
+    assert_names(&listed("12", &"x".repeat(600)), &["600"]);
+    assert_names(&wrong(json!({"added_tokens_decoder": []})), &["added_tokens_decoder"]);
+    assert_names(
+        &wrong(json!({"tokenizer_class": "ChatGLMTokenizer"})),
+        &["tokenizer_class", "ChatGLMTokenizer"],
+    );
+}
+
+#[test]
+fn what_is_not_followed_is_refused_by_name() {
+    let of = |trainer: &[u8], normalizer: &[u8]| refusal(&[pieces(), specs(trainer, normalizer)].concat());
+    for (kind, name) in [(1, "UNIGRAM"), (3, "WORD"), (4, "CHAR"), (9, "9")] {
+        assert_names(&of(&number(3, kind), &[]), &["tokenizer.model", "trainer_spec.model_type", name]);
+    }
+    assert_names(&of(&number(24, 1), &[]), &["treat_whitespace_as_suffix", "save_pretrained"]);
+    let nfkc = [bytes(1, b"nmt_nfkc"), bytes(2, b"map")].concat();
+    assert_names(&of(&[], &nfkc), &["precompiled_charsmap", "3 bytes", "nmt_nfkc"]);
+    assert_names(&of(&[], &number(4, 1)), &["remove_extra_whitespaces"]);
+    assert_names(&of(&[], &number(5, 0)), &["escape_whitespaces"]);
+    assert_names(&of(&number(41, 900), &[]), &["trainer_spec.bos_id", "900", "12 pieces"]);
+    let tiktoken = b"IQ== 0\nIg== 1\nIw== 2\n";
+    assert_names(&refusal(tiktoken), &["tokenizer.model", "tiktoken", "save_pretrained"]);
+}
+
+#[test]
+fn wrong_pieces_are_refused_by_number() {
+    let more = |piece: Vec<u8>| refusal(&[pieces(), piece, specs(&[], &[])].concat());
+    assert_names(&more(piece(b"", 0.0, NORMAL)), &["tokenizer.model", "piece 12", "0 bytes"]);
+    assert_names(&more(piece(b"", 0.0, NORMAL).repeat(1_000_000)), &["piece 12"]);
+    assert_names(&more(piece(&[b'x'; 600], 0.0, NORMAL)), &["piece 12", "600 bytes"]);
+    assert_names(&more(piece(b"ab", 0.0, NORMAL)), &["pieces 7 and 12", "\"ab\""]);
+    assert_names(&more(piece(b"\xFF\xFE", 0.0, NORMAL)), &["piece 12", "UTF-8"]);
+    assert_names(&more(piece(b"x", f32::NAN, NORMAL)), &["score", "piece 12", "not a number"]);
+    assert_names(&more(piece(b"x", 0.0, 7)), &["type", "piece 12", "is 7"]);
+    assert_names(&more(piece(b"x", 0.0, UNKNOWN)), &["pieces 0 and 12", "UNKNOWN"]);
+    assert_names(&refusal(&specs(&[], &[])), &["no `pieces`"]);
+    assert_names(&refusal(b""), &["no `pieces`"]);
+    let known = [piece(b"x", 0.0, NORMAL), specs(&[], &[])].concat();
+    assert_names(&refusal(&known), &["none of its pieces", "UNKNOWN"]);
+}
+
+/// Loads what may be damaged: a refusal names a file, and what loads can be used.
+fn try_damaged(model: &[u8]) -> bool {
+    match load(model) {
+        Ok(tokenizer) => {
+            let ids = ids(&tokenizer, "aab <tool>  é</s> b");
+            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+            tokenizer.decode(&ids, false);
+            true
+        }
+        Err(error) => {
+            assert!(error.to_string().starts_with("tokenizer.model"), "{error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_is_refused() {
+    let model = small();
+    for end in 0..model.len() {
+        // Without its last field, or both, it asks for what is refused.
+        assert!(!try_damaged(&model[..end]), "cut at {end}");
+    }
+    assert!(try_damaged(&model));
+}
+
+#[test]
+fn flipped_bytes_are_refused_or_harmless() {
+    let model = [pieces(), byte_pieces(), specs(&number(35, 1), &[])].concat();
+    let mut state = 11u64;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize
+    };
+    let mut refused = 0;
+    for _ in 0..2000 {
+        let mut damaged = model.clone();
+        for _ in 0..=next() % 3 {
+            let at = next() % damaged.len();
+            damaged[at] ^= 1 << (next() % 8);
+        }
+        refused += usize::from(!try_damaged(&damaged));
+    }
+    assert!(refused > 500, "{refused} were refused");
+}
+
+/// Llama 2's own file, without the tokenizer.json that lies beside it.
+#[test]
+fn llama2_ids_are_sentencepieces() {
+    let (Some(source), Some(goldens)) = (common::data("tok-llama2"), common::data("goldens-tokenizers"))
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("folder");
+    for name in ["tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"] {
+        let bytes = std::fs::read(source.join(name)).expect("a file of the data");
+        std::fs::write(folder.path().join(name), bytes).expect("written");
+    }
+    let tokenizer = Tokenizer::from_folder(folder.path()).expect("loads");
+    assert_eq!(tokenizer.vocab_size(), 32000);
+    assert_eq!(tokenizer.special_ids().collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(tokenizer.encode("a", true, NO_LIMIT).expect("encodes")[0], 1);
+    let cases = common::gz_lines(goldens.join("llama2-spm.jsonl.gz"));
+    assert!(cases.len() > 200, "only {} cases", cases.len());
+    for case in &cases {
+        let text = case["text"].as_str().expect("text");
+        let expected: Vec<u32> = serde_json::from_value(case["ids"].clone()).expect("ids");
+        assert_eq!(ids(&tokenizer, text), expected, "{}: {text:?}", case["src"]);
+        assert_eq!(tokenizer.decode(&expected, false), text, "{}", case["src"]);
+    }
+    let json = Tokenizer::from_folder(&source).expect("loads");
+    for id in 0..32000 {
+        assert_eq!(tokenizer.token_bytes(id), json.token_bytes(id), "{id}");
+    }
+}
