@@ -62,12 +62,25 @@ function cost(told) {
   table($("cost"), caption, price ? heads.concat("price", "per 1M computed", "per 1M output") : heads, rows);
 }
 
-function advice(told) {
-  const nothing = [make("li", {}, "There is no cause for any: nothing was evicted, and no client breaks its own prefix.")];
+/** What a change gains, in the unit of each figure. */
+const GAINS = {
+  prompt_tokens_share: value => percent(value) + " of the prompt tokens computed now",
+  prompt_tokens: value => number(value) + " prompt tokens",
+  recomputed_tokens: value => number(value) + " tokens that are computed again",
+  step_s: value => seconds(value) + " of steps",
+};
+
+function gain(told) {
+  const figures = Object.entries(told ?? {}).filter(([, value]) => typeof value === "number");
+  return figures.map(([name, value]) => Object.hasOwn(GAINS, name) ? GAINS[name](value) : name.replaceAll("_", " ") + " " + number(value, 2));
+}
+
+function advice(told, cache) {
+  const evicted = cache.evicted_blocks ? `${number(cache.evicted_blocks)} blocks were evicted` : "nothing was evicted";
+  const nothing = [make("li", {}, `None: in the last minute ${evicted}, and no change was found that would gain 5 %.`)];
   const items = told.map(piece => {
-    const gain = piece.gain ? Object.entries(piece.gain).filter(([, value]) => typeof value === "number") : [];
-    const words = gain.map(([name, value]) => name.replaceAll("_", " ") + " " + (value <= 1 ? percent(value) : number(value, 1)));
-    return make("li", {}, make("strong", {}, piece.do), " ", piece.because ?? "", words.length ? " Gain: " + words.join(", ") + "." : "");
+    const gained = gain(piece.gain);
+    return make("li", {}, make("strong", {}, piece.do), " ", piece.because ?? "", gained.length ? ". Gain: " + gained.join(", ") + "." : "");
   });
   $("advice").replaceChildren(...(items.length ? items : nothing));
 }
