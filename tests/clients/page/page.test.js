@@ -122,6 +122,7 @@ test("with the key everything is shown, in both colour schemes and on a phone, a
     await shown(page, "status", /Live/);
     await shown(page, "model", /folio-demo/);
     await shown(page, "cost", /acme/);
+    await shown(page, "cost", /per 1M output/);
     await shown(page, "latency", /TTFT/);
     await shown(page, "tree-about", /beginnings/);
     await shown(page, "map-legend", /acme/);
@@ -130,6 +131,8 @@ test("with the key everything is shown, in both colour schemes and on a phone, a
     await page.waitForTimeout(600);
     const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
     assert.ok(wide <= 0, `${name}: it is ${wide} px too wide`);
+    const hidden = await page.evaluate(() => document.getElementById("cost").scrollWidth - document.getElementById("cost").clientWidth);
+    assert.ok(options.isMobile || hidden <= 0, `${name}: ${hidden} px of what it costs are hidden`);
     await page.screenshot({ path: join(SHOTS, `${name}.png`), fullPage: true });
     await Promise.all(busy);
     assert.deepEqual(await violations(page), [], name);

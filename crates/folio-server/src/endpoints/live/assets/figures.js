@@ -53,7 +53,7 @@ function cost(told) {
   const price = told.price_per_hour != null;
   const of = (name, part) => {
     const shown = [name, percent(part.share), seconds(part.seconds), number(part.computed_tokens), number(part.cached_tokens), number(part.output_tokens)];
-    return price ? shown.concat(number(part.price, 6), number(part.per_million_computed, 3), number(part.per_million_output, 3)) : shown;
+    return price ? shown.concat(money(part.price), money(part.per_million_computed), money(part.per_million_output)) : shown;
   };
   const rows = Object.entries(told.tenants).slice(0, 50).map(([name, part]) => of(name, part));
   rows.push(of("all", told));
