@@ -259,6 +259,7 @@ async fn a_client_that_breaks_its_own_prefix_is_told_where_and_nobody_is_told_wh
     }
     assert_eq!(advice[0]["kind"], "broken_prefix", "{advice}");
     assert_eq!(advice[0]["evidence"]["position"], 37);
+    assert_eq!(advice[0]["costs"], json!({"text": "nothing"}), "it is the client's to change");
     assert!(number(&advice, "/0/evidence/tokens_behind") >= 176.0);
     assert!(!advice.to_string().contains("rest") && advice[0].get("gain").is_none(), "{advice}");
     assert_eq!(

@@ -241,6 +241,9 @@ fn advice(out: &mut String, advice: &Value) {
     for (at, one) in advice.as_array().into_iter().flatten().enumerate() {
         let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
         let _ = writeln!(out, "\n{}. {}\n   {}", at + 1, text("do"), text("because"));
+        if let Some(costs) = one["costs"]["text"].as_str() {
+            let _ = writeln!(out, "   Costs: {costs}");
+        }
         for (what, name) in [("Gain", "gain"), ("Evidence", "evidence")] {
             let figures = figures(&one[name]);
             if !figures.is_empty() {
@@ -358,7 +361,7 @@ mod tests {
             },
             "advice": [
                 {
-                    "do": "Give it more.", "because": "It is full.",
+                    "do": "Give it more.", "because": "It is full.", "costs": {"text": "1 MiB more", "memory_bytes": 1_048_576},
                     "gain": {"prompt_tokens_share": 0.25, "prompt_tokens": 1234.4, "step_s": 0.4},
                     "evidence": {"times": 2.0, "bytes": 2_097_152.0, "cache": {"evicted_blocks": 7, "hit_share": 0.2, "hit_share_unbounded": 0.8}},
                 },
@@ -379,6 +382,7 @@ mod tests {
             "7 blocks evicted",
             "hits 20 %",
             "without bounds 80 %",
+            "   Costs: 1 MiB more\n",
             "   Evidence: ",
             "at token 37",
             "176 tokens behind it",

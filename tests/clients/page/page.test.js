@@ -174,7 +174,7 @@ test("names that are markup stay names wherever they are shown", async () => {
   const text = await told();
   assert.match(text, /acme/);
   const page = await open(admin());
-  const body = text.replaceAll(/acme|folio-demo/g, () => JSON.stringify(MARKUP).slice(1, -1)).replaceAll('"advice":[]', `"advice":[${JSON.stringify({ do: MARKUP, because: MARKUP, gain: { [MARKUP]: 1 } })}]`);
+  const body = text.replaceAll(/acme|folio-demo/g, () => JSON.stringify(MARKUP).slice(1, -1)).replaceAll('"advice":[]', `"advice":[${JSON.stringify({ do: MARKUP, because: MARKUP, gain: { [MARKUP]: 1 }, costs: { text: MARKUP } })}]`);
   await page.route("**/v1/why/live", (route) => route.fulfill({ contentType: "text/event-stream", body }));
   await login(page, "op");
   for (const id of ["model", "map-legend", "cost", "tree-table", "tree", "advice"]) await shown(page, id, /<img src=x onerror=alert\(1\)><script>/);
@@ -187,6 +187,7 @@ const ADVICE = [
   {
     kind: "kv_memory", do: "Give the KV cache 2 times the memory: --kv-cache-memory 16MiB", because: "hits are 20 % of prompt tokens",
     evidence: { times: 2, bytes: 16777216 }, gain: { prompt_tokens_share: 0.25, prompt_tokens: 1234.4, step_s: 0.4 },
+    costs: { text: "8.00 MiB more memory where the cache is", memory_bytes: 8388608 },
   },
   {
     kind: "preemption", do: "Keep what preempted requests had", because: "3 times a request lost its blocks",
@@ -210,7 +211,7 @@ test("what advice gains is told in the unit of each figure, and without advice o
     return items;
   };
   const [memory, preemption] = await item(ADVICE, 7, /Gain/);
-  assert.ok(memory.endsWith("Gain: 25 % of the prompt tokens computed now, 1,234 prompt tokens, 400 ms of steps."), memory);
+  assert.ok(memory.endsWith("Gain: 25 % of the prompt tokens computed now, 1,234 prompt tokens, 400 ms of steps. Costs: 8.00 MiB more memory where the cache is."), memory);
   assert.ok(preemption.endsWith("Gain: 1 tokens that are computed again, 12 s of steps."), preemption);
   const [unevicted] = await item([], 0, /None/);
   assert.match(unevicted, /nothing was evicted, and no change was found/);

@@ -11,6 +11,7 @@ use folio_kv::TenantId;
 use serde_json::{Value, json};
 
 use super::breaks::Break;
+use super::change_cost::ChangeCost;
 use super::prompts::PromptFindings;
 use super::repeated::RepeatedPrefix;
 
@@ -80,6 +81,7 @@ pub(super) struct Advice {
     pub share: f64,
     /// Seconds that loading them takes.
     pub load_s: f64,
+    pub cost: ChangeCost,
     pub evidence: Value,
 }
 
@@ -91,7 +93,8 @@ impl Advice {
 
     /// Without what it gains, which is of everybody's figures.
     pub fn told(&self) -> Value {
-        json!({"kind": self.kind, "do": self.what, "because": self.because, "evidence": self.evidence})
+        let costs = self.cost.json();
+        json!({"kind": self.kind, "do": self.what, "because": self.because, "costs": costs, "evidence": self.evidence})
     }
 
     /// With what it gains of the window.
@@ -173,6 +176,7 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
         because: why(share),
         share,
         load_s: 0.0,
+        cost: ChangeCost::CacheMemory(bytes * (times - 1.0)),
         evidence: json!({"times": times, "bytes": bytes * times, "cache": hits}),
     }];
     if let Some(times) = evidence.int8 {
@@ -183,6 +187,7 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
             because: format!("the same memory holds {times:.2} times as many tokens; {}", why(share)),
             share,
             load_s: 0.0,
+            cost: ChangeCost::Precision,
             evidence: json!({"times": times, "cache": hits}),
         });
     }
@@ -199,6 +204,7 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
             because: format!("{}; {how}", why(share)),
             share,
             load_s,
+            cost: ChangeCost::HostMemory(more),
             evidence: json!({"bytes": more, "load_s": load_s, "cache": hits}),
         });
     }
@@ -225,6 +231,7 @@ fn preempted(evidence: &Evidence) -> Option<Advice> {
         ),
         share: tokens / evidence.computed_tokens as f64,
         load_s,
+        cost: ChangeCost::HostMemory(bytes),
         evidence: json!({"bytes": bytes, "load_s": load_s, "preemptions": preemptions, "recomputed_tokens": tokens}),
     })
 }
@@ -253,6 +260,7 @@ fn repeated(found: &PromptFindings, evidence: &Evidence, of: &RepeatedPrefix, na
         ),
         share: (gained / computed(found, evidence)?).min(1.0),
         load_s: 0.0,
+        cost: ChangeCost::PartOfCache(f64::from(of.blocks) * evidence.block_bytes as f64),
         evidence: json!({"tenant": name, "tokens": tokens, "prompts": prompts, "computed_again": of.computed_again}),
     })
 }
@@ -270,6 +278,7 @@ fn broken(found: &PromptFindings, evidence: &Evidence, of: &Break, name: &str) -
         ),
         share,
         load_s: 0.0,
+        cost: ChangeCost::Nothing,
         evidence: json!({"tenant": name, "position": of.at, "tokens_behind": behind}),
     })
 }
@@ -401,6 +410,17 @@ mod tests {
             assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
         }
         assert!(advice.is_sorted_by(|one, other| one.share >= other.share));
+        for one in &advice {
+            let (told, bytes) = (one.json(&evidence), one.evidence["bytes"].as_f64());
+            match one.kind {
+                "kv_memory" => {
+                    assert_eq!(told["costs"]["memory_bytes"].as_f64(), bytes.map(|all| all - 300.0 * MIB))
+                }
+                "host_tier" => assert_eq!(told["costs"]["host_memory_bytes"].as_f64(), bytes),
+                _ => assert!(told["costs"]["kl"][0].is_number(), "{told}"),
+            }
+            assert!(told["costs"]["text"].is_string(), "{told}");
+        }
         for Advice { share, evidence: of, .. } in
             advice.iter().filter(|advice| advice.evidence["times"].is_number())
         {
@@ -512,6 +532,7 @@ mod tests {
             "nothing was evicted"
         );
         assert_eq!(advice[0].evidence["position"], 37);
+        assert_eq!(advice[0].told()["costs"], json!({"text": "nothing"}));
         assert!(advice[0].what.contains("acme") && advice[0].what.contains("37"));
         let mended: Vec<_> = changing.iter().map(|change| [&front[..], &rest, change].concat()).collect();
         let (found, after) = replay(4000, &mended);
@@ -537,6 +558,7 @@ mod tests {
             pin.is_a_clients() && pin.what.contains("192 tokens") && pin.what.contains("acme"),
             "{pin:?}"
         );
+        assert_eq!(pin.told()["costs"]["cache_bytes"].as_f64(), Some(192.0 / f64::from(BLOCK) * MIB));
         let (found, after) = replay_pinning(300, &prompts, &front[..192]);
         kept(pin.share, &evidence, &after);
         assert!(all(&found, &after).iter().all(|advice| advice.kind != PIN), "and there is no more to say");

@@ -80,7 +80,10 @@ function advice(told, cache) {
   const nothing = [make("li", {}, `None: in the last minute ${evicted}, and no change was found that would gain 5 %.`)];
   const items = told.map(piece => {
     const gained = gain(piece.gain);
-    return make("li", {}, make("strong", {}, piece.do), " ", piece.because ?? "", gained.length ? ". Gain: " + gained.join(", ") + "." : "");
+    const sentences = [piece.because ?? ""];
+    if (gained.length) sentences.push("Gain: " + gained.join(", "));
+    if (piece.costs) sentences.push("Costs: " + piece.costs.text);
+    return make("li", {}, make("strong", {}, piece.do), " ", sentences.join(". ") + ".");
   });
   $("advice").replaceChildren(...(items.length ? items : nothing));
 }
