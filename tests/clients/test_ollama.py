@@ -1,7 +1,9 @@
 """Ollama's own SDK for Python, as its users write it."""
 
 import asyncio
+import json
 import math
+import re
 import urllib.request
 
 import ollama
@@ -74,6 +76,24 @@ def test_a_generation_whole_and_streamed(sdk, name):
     assert scored.logprobs[0].logprob <= 0
 
 
+def test_a_model_that_marks_no_reasoning_answers_as_it_is_when_asked_to_think(sdk, name):
+    assert "thinking" not in sdk.show(name).capabilities
+    chat = sdk.chat(name, MESSAGES, options=GREEDY)
+    text = sdk.generate(name, "A hen", options=GREEDY)
+    for think in (True, False, "low"):
+        whole = sdk.chat(name, MESSAGES, options=GREEDY, think=think)
+        assert whole.message.content == chat.message.content and not whole.message.thinking
+        parts = list(sdk.chat(name, MESSAGES, options=GREEDY, think=think, stream=True))
+        assert "".join(part.message.content for part in parts) == chat.message.content
+        assert not any(part.message.thinking for part in parts)
+        made = sdk.generate(name, "A hen", options=GREEDY, think=think)
+        assert made.response == text.response and not made.thinking
+    # There is no template that could be told.
+    with pytest.raises(ollama.ResponseError, match="'think' is for the chat template") as refused:
+        sdk.generate(name, "A hen", raw=True, think=True)
+    assert refused.value.status_code == 400
+
+
 def test_nothing_asked_is_loading(sdk, name):
     assert sdk.generate(name).done_reason == "load"
     assert sdk.chat(name, [], keep_alive=-1).done_reason == "load"
@@ -131,6 +151,9 @@ def test_what_is_served_is_listed_and_shown(sdk, name, server):
     assert shown.modelinfo["general.architecture"] == family
     assert shown.modelinfo[f"{family}.context_length"] == running.context_length
     assert "messages" in shown.template
+    # The SDK has no call for it, and Ollama's own programs read it before anything else.
+    with urllib.request.urlopen(f"{server.url}/api/version", timeout=30) as answer:
+        assert re.fullmatch(r"\d+\.\d+\.\d+", json.load(answer)["version"])
     for path in ("/", "/api/version"):
         probe = urllib.request.Request(server.url + path, method="HEAD")
         assert urllib.request.urlopen(probe, timeout=30).status == 200

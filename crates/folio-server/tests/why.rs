@@ -3,7 +3,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Client, FakeEngine, VOCAB, app};
 use folio_engine::plan::ExecutorError;
@@ -71,7 +71,10 @@ fn number(of: &Value, path: &str) -> f64 {
 
 #[tokio::test]
 async fn costs_add_up_to_the_time_that_passed() {
+    // The engine's time begins between these.
+    let before = Instant::now();
     let engine = engine();
+    let begun = Instant::now();
     let why = WhyConfig { price_per_hour: Some(3600.0), ..WhyConfig::default() };
     let config = ServerConfig { why, ..Default::default() };
     let client = Client::with(config, app(Arc::new(engine.clone())));
@@ -82,12 +85,20 @@ async fn costs_add_up_to_the_time_that_passed() {
         said += number(&reply.json(), "/usage/completion_tokens");
     }
     idle(&engine).await;
+    let asked = Instant::now();
     let why = client.get("/v1/why").await.json();
+    let answered = Instant::now();
     assert_eq!((&why["object"], &why["of"]), (&json!("why"), &json!("machine")));
     let cost = |path: &str| number(&why, &format!("/cost/{path}"));
     let parts = cost("seconds") + cost("unattributed_s") + cost("waiting_s") + cost("idle_s");
     let passed = number(&why, "/time/counted_s");
     assert!((parts - passed).abs() < 0.01 * passed, "{parts} of {passed}: {why:#}");
+    // And by another clock, which cannot be more exact than when it was asked.
+    let [least, most] = [asked - begun, answered - before].map(|of| of.as_secs_f64());
+    for told in [parts, number(&why, "/window_s")] {
+        let is_within = told > 0.99 * least - 0.01 && told < 1.01 * most + 0.01;
+        assert!(is_within, "{told} s of {least} to {most}: {why:#}");
+    }
     assert!(cost("untold_s").abs() < 0.01 * cost("steps_s"), "everything was told");
     let shares: f64 = ["prefill", "decode", "mixed", "waiting", "idle"]
         .iter()
@@ -248,6 +259,7 @@ async fn a_client_that_breaks_its_own_prefix_is_told_where_and_nobody_is_told_wh
     }
     assert_eq!(advice[0]["kind"], "broken_prefix", "{advice}");
     assert_eq!(advice[0]["evidence"]["position"], 37);
+    assert_eq!(advice[0]["costs"], json!({"text": "nothing"}), "it is the client's to change");
     assert!(number(&advice, "/0/evidence/tokens_behind") >= 176.0);
     assert!(!advice.to_string().contains("rest") && advice[0].get("gain").is_none(), "{advice}");
     assert_eq!(

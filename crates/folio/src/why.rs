@@ -9,6 +9,9 @@ use crate::bench::table;
 use crate::remote;
 use crate::units;
 
+/// Who is told by name of those with memory.
+const TENANTS: usize = 8;
+
 /// Asks the server and prints. `request`: about that one.
 pub fn run(url: &str, key: Option<&str>, request: Option<&str>, as_json: bool) -> Result<()> {
     let query: Vec<(&str, &str)> = request.map(|id| ("request", id)).into_iter().collect();
@@ -121,6 +124,7 @@ fn machine(out: &mut String, why: &Value) {
             batch["recomputed_tokens"],
         ),
     );
+    drafts(out, batch);
     let queue = &why["queue"];
     let reasons = queue["reasons"].as_object().into_iter().flatten();
     let reasons = reasons.filter(|(_, of)| number(&of["mean"]) > 0.0);
@@ -131,6 +135,14 @@ fn machine(out: &mut String, why: &Value) {
         format!("in the mean for {}", reasons.join(", "))
     };
     line(out, "queue", &format!("{} running, {} waiting; {reasons}", queue["running"], queue["waiting"]));
+}
+
+fn drafts(out: &mut String, batch: &Value) {
+    let (drafts, right) = (number(&batch["draft_tokens"]), number(&batch["accepted_draft_tokens"]));
+    if drafts > 0.0 {
+        let share = 100.0 * right / drafts;
+        line(out, "drafts", &format!("{drafts:.0} tokens, {right:.0} of them right ({share:.0} %)"));
+    }
 }
 
 fn cache(out: &mut String, cache: &Value) {
@@ -160,7 +172,49 @@ fn cache(out: &mut String, cache: &Value) {
         ),
     );
     if let Some(unbounded) = cache["unbounded"]["hit_share"].as_f64() {
-        line(out, "", &format!("a cache without bounds would hit {:.0} %", 100.0 * unbounded));
+        let by_memory = cache["unbounded"]["by_memory"].as_array().into_iter().flatten();
+        let sizes = by_memory
+            .filter(|of| number(&of["hit_share"]) > 0.0)
+            .map(|of| (number(&of["times"]), percent(&of["hit_share"])))
+            .map(|(times, share)| format!(", one of {times} times the memory {share}"));
+        let sizes: String = sizes.collect();
+        line(out, "", &format!("a cache without bounds would hit {:.0} %{sizes}", 100.0 * unbounded));
+    }
+    tenants(out, &cache["tenants"]);
+    tiers(out, cache);
+}
+
+/// Who has the memory, those with the most first.
+fn tenants(out: &mut String, tenants: &Value) {
+    let bytes = |(_, of): &(&String, &Value)| number(&of["active_bytes"]) + number(&of["cached_bytes"]);
+    let mut all: Vec<_> = tenants.as_object().into_iter().flatten().collect();
+    all.retain(|one| bytes(one) > 0.0);
+    all.sort_by(|one, other| bytes(other).total_cmp(&bytes(one)));
+    let others = all.len().saturating_sub(TENANTS);
+    let told = all.iter().take(TENANTS).map(|(name, of)| {
+        format!("{name} {} active and {} cached", size(&of["active_bytes"]), size(&of["cached_bytes"]))
+    });
+    let mut told: Vec<_> = told.collect();
+    told.extend((others > 0).then(|| format!("and {others} more")));
+    if !told.is_empty() {
+        line(out, "of whom", &told.join("; "));
+    }
+}
+
+/// What tiers hold and brought.
+fn tiers(out: &mut String, cache: &Value) {
+    let all = cache["tiers"].as_object().into_iter().flatten();
+    let told = all.filter(|(_, of)| number(&of["bytes"]) + number(&of["loaded_tokens"]) > 0.0);
+    let told = told.map(|(name, of)| {
+        let brought = units::count(of["loaded_tokens"].as_u64().unwrap_or(0));
+        let share = percent(&of["hit_share"]);
+        format!("{name} holds {} and brought {brought} tokens, {share} of prompt tokens", size(&of["bytes"]))
+    });
+    let mut told: Vec<_> = told.collect();
+    let loaded = cache["tokens"]["loaded_from_tiers"].as_u64().unwrap_or(0);
+    told.extend((loaded > 0).then(|| format!("in all {} tokens were loaded", units::count(loaded))));
+    if !told.is_empty() {
+        line(out, "tiers", &told.join("; "));
     }
 }
 
@@ -187,6 +241,50 @@ fn advice(out: &mut String, advice: &Value) {
     for (at, one) in advice.as_array().into_iter().flatten().enumerate() {
         let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
         let _ = writeln!(out, "\n{}. {}\n   {}", at + 1, text("do"), text("because"));
+        if let Some(costs) = one["costs"]["text"].as_str() {
+            let _ = writeln!(out, "   Costs: {costs}");
+        }
+        for (what, name) in [("Gain", "gain"), ("Evidence", "evidence")] {
+            let figures = figures(&one[name]);
+            if !figures.is_empty() {
+                let _ = writeln!(out, "   {what}: {}", figures.join(", "));
+            }
+        }
+    }
+}
+
+/// Figures in words, those within others, too.
+fn figures(of: &Value) -> Vec<String> {
+    let told = of.as_object().into_iter().flatten();
+    told.flat_map(|(name, value)| match value.is_object() {
+        true => figures(value),
+        false => vec![figure(name, value)],
+    })
+    .collect()
+}
+
+fn figure(name: &str, value: &Value) -> String {
+    let count = || format!("{:.0}", number(value));
+    let seconds = || format!("{:.3} s", number(value));
+    match name {
+        "prompt_tokens_share" => format!("{} of the prompt tokens computed now", percent(value)),
+        "prompt_tokens" => format!("{} prompt tokens", count()),
+        "recomputed_tokens" | "computed_again" => format!("{} tokens computed again", count()),
+        "step_s" => format!("{} of steps", seconds()),
+        "load_s" => format!("{} of loading", seconds()),
+        "times" => format!("{:.2} times as many tokens", number(value)),
+        "bytes" => format!("{} of memory", units::bytes(number(value) as u64)),
+        "evicted_blocks" => format!("{} blocks evicted", count()),
+        "hit_share" => format!("hits {}", percent(value)),
+        "hit_share_unbounded" => format!("without bounds {}", percent(value)),
+        "preemptions" => format!("{} preemptions", count()),
+        "tenant" => value.as_str().unwrap_or("?").to_owned(),
+        "tokens" => format!("{} tokens", count()),
+        "prompts" => format!("{} prompts", count()),
+        "position" => format!("at token {}", count()),
+        "tokens_behind" => format!("{} tokens behind it", count()),
+        // Of a server that is newer than this.
+        _ => format!("{} {value}", name.replace('_', " ")),
     }
 }
 
@@ -242,6 +340,64 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn all_that_the_report_has_is_said_where_there_is_some() {
+        let none = text(&json!({"time": {}, "cache": {"bytes": {}, "tiers": {"disk": {"bytes": 0}}}}));
+        for absent in ["drafts", "of whom", "tiers", "without bounds", "Gain", "Evidence"] {
+            assert!(!none.contains(absent), "{absent}: {none}");
+        }
+        let held = |active: u64, cached: u64| json!({"active_bytes": active, "cached_bytes": cached});
+        let mut tenants = json!({"small": held(0, 1024), "large": held(2048, 8192), "gone": held(0, 0)});
+        let why = json!({
+            "time": {},
+            "batch": {"draft_tokens": 40, "accepted_draft_tokens": 30},
+            "cache": {
+                "bytes": {},
+                "tokens": {"loaded_from_tiers": 4096},
+                "tiers": {"host": {"bytes": 1_048_576, "loaded_tokens": 4096, "hit_share": 0.25}},
+                "tenants": tenants,
+                "unbounded": {"hit_share": 0.8, "by_memory": [{"times": 1.0, "hit_share": 0.0}, {"times": 1.5, "hit_share": 0.6}]},
+            },
+            "advice": [
+                {
+                    "do": "Give it more.", "because": "It is full.", "costs": {"text": "1 MiB more", "memory_bytes": 1_048_576},
+                    "gain": {"prompt_tokens_share": 0.25, "prompt_tokens": 1234.4, "step_s": 0.4},
+                    "evidence": {"times": 2.0, "bytes": 2_097_152.0, "cache": {"evicted_blocks": 7, "hit_share": 0.2, "hit_share_unbounded": 0.8}},
+                },
+                {"do": "Mend it.", "because": "It breaks.", "evidence": {"tenant": "acme", "position": 37, "tokens_behind": 176.2, "new_one": 5}},
+            ],
+        });
+        let told = text(&why);
+        for part in [
+            "40 tokens, 30 of them right (75 %)",
+            "of whom   large 2.00 KiB active and 8.00 KiB cached; small 0 B active and 1.00 KiB cached\n",
+            "host holds 1.00 MiB and brought 4,096 tokens, 25 % of prompt tokens; in all 4,096 tokens were loaded",
+            "without bounds would hit 80 %, one of 1.5 times the memory 60 %\n",
+            "25 % of the prompt tokens computed now",
+            "1234 prompt tokens",
+            "0.400 s of steps",
+            "2.00 times as many tokens",
+            "2.00 MiB of memory",
+            "7 blocks evicted",
+            "hits 20 %",
+            "without bounds 80 %",
+            "   Costs: 1 MiB more\n",
+            "   Evidence: ",
+            "at token 37",
+            "176 tokens behind it",
+            "new one 5",
+        ] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        assert_eq!(told.matches("Gain: ").count(), 1, "whose gain is of everybody's figures: {told}");
+        for at in 0..TENANTS {
+            tenants[format!("t{at}")] = held(64, 0);
+        }
+        let mut many = String::new();
+        super::tenants(&mut many, &tenants);
+        assert!(many.contains("large") && many.contains("and 2 more"), "{many}");
+    }
 
     #[test]
     fn what_is_not_known_is_said_and_what_is_is_told() {

@@ -524,14 +524,36 @@ fn the_engine_bench_fills_its_report() {
 
 #[test]
 fn the_claims_bench_measures_pairs_and_names_what_it_leaves_out() {
-    let arguments = ["bench", "claims", "--only", "prefix-cache,offload", "--repeat", "1", "--json"];
-    let report: Value = serde_json::from_str(&stdout(&arguments)).expect("JSON");
+    let report: Value =
+        serde_json::from_str(&stdout(&["bench", "claims", "--repeat", "1", "--json"])).expect("JSON");
     let figures = report["figures"].as_array().expect("figures");
-    let of = |name: &str| figures.iter().find(|figure| figure["claim"] == name).expect("a figure");
-    for name in ["prefix-cache", "offload"] {
-        assert!(of(name)["gain"].as_f64() > Some(0.0) && of(name)["gains"][0].is_number(), "{report}");
+    let mut claims: Vec<_> = figures.iter().filter_map(|figure| figure["claim"].as_str()).collect();
+    claims.dedup();
+    assert_eq!(
+        claims,
+        [
+            "kv-cache",
+            "continuous-batching",
+            "paging",
+            "prefix-cache",
+            "offload",
+            "multi-round",
+            "block-size",
+            "speculation",
+            "swapping"
+        ]
+    );
+    for figure in figures {
+        // What is not finite is no number in JSON.
+        for of in [&figure["with"], &figure["without"], &figure["gain"], &figure["gains"][0]] {
+            assert!(of.as_f64() > Some(0.0), "{figure}");
+        }
+        assert!(!figure["note"].as_str().expect("a note").is_empty() && figure["gains"][1].is_null(), "{figure}");
     }
+    let of = |name: &str| figures.iter().find(|figure| figure["claim"] == name).expect("a figure");
     assert_eq!(of("prefix-cache")["field"], serde_json::json!([5.0, 5.0]));
+    let waste = figures.iter().find(|figure| figure["of"] == "waste").expect("a figure");
+    assert!(waste["with"].as_f64() < Some(25.0) && waste["without"].as_f64() > Some(80.0), "{waste}");
     let int8 = report["formats"].as_array().expect("formats").iter().find(|format| format["name"] == "int8");
     assert!(int8.expect("int8")["share"].as_f64() < Some(0.6), "{report}");
     assert!(report["left_out"].to_string().contains("H2O"), "{report}");

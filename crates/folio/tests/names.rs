@@ -159,7 +159,8 @@ fn an_alias_is_served_and_what_is_served_is_not_removed() {
     std::fs::write(&config, text).expect("a file");
     let config = config.to_str().expect("text");
     assert!(home.stdout(&["config", "check", config]).contains("is fine"));
-    let child = home.folio(&["serve", "--config", config]).stderr(Stdio::piped()).spawn().expect("serves");
+    let arguments = ["serve", "--config", config, "--threads", "1", "--device", "cpu"];
+    let child = home.folio(&arguments).stderr(Stdio::piped()).spawn().expect("serves");
     let mut serving = Serving(child);
     // Open until the end: who cannot report ends.
     let mut report = BufReader::new(serving.0.stderr.take().expect("piped")).lines().map_while(Result::ok);
@@ -171,8 +172,19 @@ fn an_alias_is_served_and_what_is_served_is_not_removed() {
             break;
         }
     }
-    let seen = seen.join("\n");
-    assert!(seen.contains("org/tiny:Q4_0 (llama") && seen.contains("listening on"), "{seen}");
+    let line = |what: &str| {
+        let found = seen.iter().find_map(|line| line.trim_start().strip_prefix(what));
+        found.unwrap_or_else(|| panic!("nothing of {what}: {seen:#?}")).trim()
+    };
+    assert!(line("model").contains("org/tiny:Q4_0 (llama"));
+    // What it does with cores and memory, and where a person looks.
+    assert!(line("weights").contains(" on cpu/") && line("weights").ends_with(", 1 threads"));
+    assert!(line("KV cache").contains(" tokens in ") && line("KV cache").contains(" per token: "));
+    assert!(line("memory").contains("; ") && line("memory").ends_with(" will be left"));
+    let (address, _) = line("listening on").split_once(' ').expect("and how to stop it");
+    assert!(address.starts_with("http://127.0.0.1:"), "{address}");
+    assert_eq!(line("page"), format!("{address}/"));
+    assert!(line("curl").starts_with(&format!("{address}/v1/")), "{}", line("curl"));
     for name in ["org/tiny:Q4_0", "small", "org/tiny"] {
         let refused = home.refusal(&["rm", name]);
         let expected = if name == "small" { "not in the cache" } else { "in use" };

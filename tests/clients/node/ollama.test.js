@@ -40,6 +40,23 @@ test("a generation, and one that asks for nothing", async () => {
   assert.equal((await client.generate({ model, prompt: "", keep_alive: "10m" })).done_reason, "load");
 });
 
+test("a model that marks no reasoning answers as it is when asked to think", async () => {
+  const plain = await client.chat({ model, messages, options: greedy });
+  for (const think of [true, "low"]) {
+    const whole = await client.chat({ model, messages, options: greedy, think });
+    assert.equal(whole.message.content, plain.message.content);
+    assert.ok(!whole.message.thinking);
+    let text = "";
+    for await (const part of await client.chat({ model, messages, options: greedy, think, stream: true })) {
+      text += part.message.content;
+      assert.ok(!part.message.thinking);
+    }
+    assert.equal(text, plain.message.content);
+  }
+  assert.ok(!(await client.show({ model })).capabilities.includes("thinking"));
+  await assert.rejects(client.generate({ model, prompt: "A hen", raw: true, think: true }), (error) => error.status_code === 400 && /'think' is for the chat template/.test(error.error));
+});
+
 test("an answer of a schema", async () => {
   const format = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"], additionalProperties: false };
   const made = await client.chat({ model, messages, format, options: { num_predict: 60, seed: 1 } });

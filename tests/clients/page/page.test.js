@@ -122,6 +122,7 @@ test("with the key everything is shown, in both colour schemes and on a phone, a
     await shown(page, "status", /Live/);
     await shown(page, "model", /folio-demo/);
     await shown(page, "cost", /acme/);
+    await shown(page, "cost", /per 1M output/);
     await shown(page, "latency", /TTFT/);
     await shown(page, "tree-about", /beginnings/);
     await shown(page, "map-legend", /acme/);
@@ -130,6 +131,8 @@ test("with the key everything is shown, in both colour schemes and on a phone, a
     await page.waitForTimeout(600);
     const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
     assert.ok(wide <= 0, `${name}: it is ${wide} px too wide`);
+    const hidden = await page.evaluate(() => document.getElementById("cost").scrollWidth - document.getElementById("cost").clientWidth);
+    assert.ok(options.isMobile || hidden <= 0, `${name}: ${hidden} px of what it costs are hidden`);
     await page.screenshot({ path: join(SHOTS, `${name}.png`), fullPage: true });
     await Promise.all(busy);
     assert.deepEqual(await violations(page), [], name);
@@ -148,21 +151,72 @@ test("with the key everything is shown, in both colour schemes and on a phone, a
   }
 });
 
-test("names that are markup stay names wherever they are shown", async () => {
+/** What the page is told, until there is one of each kind. */
+async function told() {
   const response = await fetch(admin() + "/v1/why/live", { headers: { authorization: "Bearer op" } });
   let text = "";
   for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
     text += piece;
     if (["hello", "sample", "why", "tree"].every((name) => text.includes(`event: ${name}\n`)) && text.endsWith("\n\n")) break;
   }
+  return text;
+}
+
+/** The same with other reports. */
+const changed = (text, change) =>
+  text.replaceAll(/^(event: why\ndata: )(.*)$/gm, (_, head, data) => {
+    const why = JSON.parse(data);
+    change(why);
+    return head + JSON.stringify(why);
+  });
+
+test("names that are markup stay names wherever they are shown", async () => {
+  const text = await told();
   assert.match(text, /acme/);
   const page = await open(admin());
-  const body = text.replaceAll(/acme|folio-demo/g, () => JSON.stringify(MARKUP).slice(1, -1)).replaceAll('"advice":[]', `"advice":[${JSON.stringify({ do: MARKUP, because: MARKUP, gain: { [MARKUP]: 1 } })}]`);
+  const body = text.replaceAll(/acme|folio-demo/g, () => JSON.stringify(MARKUP).slice(1, -1)).replaceAll('"advice":[]', `"advice":[${JSON.stringify({ do: MARKUP, because: MARKUP, gain: { [MARKUP]: 1 }, costs: { text: MARKUP } })}]`);
   await page.route("**/v1/why/live", (route) => route.fulfill({ contentType: "text/event-stream", body }));
   await login(page, "op");
   for (const id of ["model", "map-legend", "cost", "tree-table", "tree", "advice"]) await shown(page, id, /<img src=x onerror=alert\(1\)><script>/);
   assert.equal(await page.locator("header img, main img, header script, main script").count(), 0);
   await clean(page);
+});
+
+// As `/v1/why` has them (crates/folio-server/src/observability/why/advice.rs).
+const ADVICE = [
+  {
+    kind: "kv_memory", do: "Give the KV cache 2 times the memory: --kv-cache-memory 16MiB", because: "hits are 20 % of prompt tokens",
+    evidence: { times: 2, bytes: 16777216 }, gain: { prompt_tokens_share: 0.25, prompt_tokens: 1234.4, step_s: 0.4 },
+    costs: { text: "8.00 MiB more memory where the cache is", memory_bytes: 8388608 },
+  },
+  {
+    kind: "preemption", do: "Keep what preempted requests had", because: "3 times a request lost its blocks",
+    evidence: { preemptions: 3 }, gain: { recomputed_tokens: 1, step_s: 12.4 },
+  },
+];
+
+test("what advice gains is told in the unit of each figure, and without advice only what is so", async () => {
+  const text = await told();
+  const item = async (advice, evicted, pattern) => {
+    const page = await open(admin());
+    const body = changed(text, (why) => {
+      why.advice = advice;
+      why.cache.evicted_blocks = evicted;
+    });
+    await page.route("**/v1/why/live", (route) => route.fulfill({ contentType: "text/event-stream", body }));
+    await login(page, "op");
+    await shown(page, "advice", pattern);
+    const items = await page.locator("#advice li").allInnerTexts();
+    await clean(page);
+    return items;
+  };
+  const [memory, preemption] = await item(ADVICE, 7, /Gain/);
+  assert.ok(memory.endsWith("Gain: 25 % of the prompt tokens computed now, 1,234 prompt tokens, 400 ms of steps. Costs: 8.00 MiB more memory where the cache is."), memory);
+  assert.ok(preemption.endsWith("Gain: 1 tokens that are computed again, 12 s of steps."), preemption);
+  const [unevicted] = await item([], 0, /None/);
+  assert.match(unevicted, /nothing was evicted, and no change was found/);
+  const [evicted] = await item([], 1234, /None/);
+  assert.match(evicted, /1,234 blocks were evicted, and no change was found/);
 });
 
 test("the keyboard reaches everything", async () => {

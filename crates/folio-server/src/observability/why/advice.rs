@@ -11,6 +11,7 @@ use folio_kv::TenantId;
 use serde_json::{Value, json};
 
 use super::breaks::Break;
+use super::change_cost::ChangeCost;
 use super::prompts::PromptFindings;
 use super::repeated::RepeatedPrefix;
 
@@ -32,6 +33,15 @@ const PREEMPTION: &str = "preemption";
 const BROKEN: &str = "broken_prefix";
 const PIN: &str = "pin_prefix";
 
+/// The largest tier.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TierRoom {
+    pub name: &'static str,
+    pub bytes: u64,
+    /// It evicts what it has for what comes.
+    pub is_full: bool,
+}
+
 /// What advice is computed from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence {
@@ -48,6 +58,8 @@ pub(super) struct Evidence {
     pub int8: Option<f64>,
     /// KV is kept beside the cache.
     pub has_tier: bool,
+    /// `None`: there is none, or it is not known how much there is room for.
+    pub tier: Option<TierRoom>,
     /// Sequences that lost their blocks in the window, and tokens that were computed again.
     pub preemptions: u64,
     pub recomputed_tokens: u64,
@@ -80,6 +92,7 @@ pub(super) struct Advice {
     pub share: f64,
     /// Seconds that loading them takes.
     pub load_s: f64,
+    pub cost: ChangeCost,
     pub evidence: Value,
 }
 
@@ -91,7 +104,8 @@ impl Advice {
 
     /// Without what it gains, which is of everybody's figures.
     pub fn told(&self) -> Value {
-        json!({"kind": self.kind, "do": self.what, "because": self.because, "evidence": self.evidence})
+        let costs = self.cost.json();
+        json!({"kind": self.kind, "do": self.what, "because": self.because, "costs": costs, "evidence": self.evidence})
     }
 
     /// With what it gains of the window.
@@ -110,10 +124,10 @@ impl Advice {
     }
 }
 
-/// Share of the computed tokens that a cache of so many times as many blocks would not have to compute.
-fn spared(found: &PromptFindings, blocks: u32, times: f64) -> Option<f64> {
+/// Share of the computed tokens that would not have to be with room for `then` blocks instead of `now`.
+fn spared(found: &PromptFindings, now: f64, then: f64) -> Option<f64> {
     let index = &found.index;
-    let (now, then) = (index.hits_with(blocks.into())?, index.hits_with(f64::from(blocks) * times)?);
+    let (now, then) = (index.hits_with(now)?, index.hits_with(then)?);
     let found = index.found()?;
     // What is found already, by a better order of eviction than that of the last use, is not gained again.
     let more = (then - now).min(index.unbounded()? - found);
@@ -140,12 +154,22 @@ pub(super) fn advise(
     all
 }
 
+/// The least of [`MULTIPLES`] that gains enough.
+fn enough(gained: impl Fn(f64) -> f64) -> f64 {
+    let most = gained(MULTIPLES[MULTIPLES.len() - 1]);
+    MULTIPLES.into_iter().find(|times| gained(*times) >= ENOUGH * most).unwrap_or(MULTIPLES[0])
+}
+
 fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
     let index = &found.index;
     if evidence.evictions == 0 || index.asked() < BLOCKS {
         return Vec::new();
     }
-    let spared = |times| spared(found, evidence.blocks, times).unwrap_or(0.0);
+    // A tier has what the cache has, too.
+    let blocks = f64::from(evidence.blocks);
+    let beside = evidence.tier.map_or(0.0, |tier| tier.bytes as f64 / evidence.block_bytes.max(1) as f64);
+    let room = blocks.max(beside);
+    let spared = |then: f64| spared(found, room, then.max(room)).unwrap_or(0.0);
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let hits = json!({
         "evicted_blocks": evidence.evictions,
@@ -160,9 +184,8 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
             percent(share)
         )
     };
-    let most = spared(MULTIPLES[MULTIPLES.len() - 1]);
-    let times = MULTIPLES.into_iter().find(|times| spared(*times) >= ENOUGH * most).unwrap_or(MULTIPLES[0]);
-    let share = spared(times);
+    let times = enough(|times| spared(times * blocks));
+    let share = spared(times * blocks);
     let bytes = evidence.bytes();
     let mut all = vec![Advice {
         kind: "kv_memory",
@@ -173,21 +196,23 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
         because: why(share),
         share,
         load_s: 0.0,
+        cost: ChangeCost::CacheMemory(bytes * (times - 1.0)),
         evidence: json!({"times": times, "bytes": bytes * times, "cache": hits}),
     }];
     if let Some(times) = evidence.int8 {
-        let share = spared(times);
+        // What a tier holds is as small.
+        let share = spared(times * room);
         all.push(Advice {
             kind: "kv_int8",
             what: "Keep KV as int8: --kv-cache-dtype int8".to_owned(),
             because: format!("the same memory holds {times:.2} times as many tokens; {}", why(share)),
             share,
             load_s: 0.0,
+            cost: ChangeCost::Precision,
             evidence: json!({"times": times, "cache": hits}),
         });
     }
     if !evidence.has_tier {
-        // A tier has what the cache has, too.
         let more = bytes * times;
         let (load_s, how) = evidence.loading(share * evidence.computed_tokens as f64);
         all.push(Advice {
@@ -199,7 +224,25 @@ fn memory(found: &PromptFindings, evidence: &Evidence) -> Vec<Advice> {
             because: format!("{}; {how}", why(share)),
             share,
             load_s,
+            cost: ChangeCost::HostMemory(more),
             evidence: json!({"bytes": more, "load_s": load_s, "cache": hits}),
+        });
+    }
+    if let Some(tier) = evidence.tier.filter(|tier| tier.name == "host" && tier.is_full) {
+        let times = enough(|times| spared(times * beside));
+        let (share, bytes) = (spared(times * beside), tier.bytes as f64);
+        let (load_s, how) = evidence.loading(share * evidence.computed_tokens as f64);
+        all.push(Advice {
+            kind: "larger_tier",
+            what: format!(
+                "Give what is kept beside the cache {times} times the memory: --host-kv-memory {:.0}MiB",
+                bytes * times / f64::from(1 << 20)
+            ),
+            because: format!("memory beside the cache is full, too; {}; {how}", why(share)),
+            share,
+            load_s,
+            cost: ChangeCost::HostMemory(bytes * (times - 1.0)),
+            evidence: json!({"times": times, "bytes": bytes * times, "load_s": load_s, "cache": hits}),
         });
     }
     all
@@ -225,6 +268,7 @@ fn preempted(evidence: &Evidence) -> Option<Advice> {
         ),
         share: tokens / evidence.computed_tokens as f64,
         load_s,
+        cost: ChangeCost::HostMemory(bytes),
         evidence: json!({"bytes": bytes, "load_s": load_s, "preemptions": preemptions, "recomputed_tokens": tokens}),
     })
 }
@@ -253,6 +297,7 @@ fn repeated(found: &PromptFindings, evidence: &Evidence, of: &RepeatedPrefix, na
         ),
         share: (gained / computed(found, evidence)?).min(1.0),
         load_s: 0.0,
+        cost: ChangeCost::PartOfCache(f64::from(of.blocks) * evidence.block_bytes as f64),
         evidence: json!({"tenant": name, "tokens": tokens, "prompts": prompts, "computed_again": of.computed_again}),
     })
 }
@@ -270,6 +315,7 @@ fn broken(found: &PromptFindings, evidence: &Evidence, of: &Break, name: &str) -
         ),
         share,
         load_s: 0.0,
+        cost: ChangeCost::Nothing,
         evidence: json!({"tenant": name, "position": of.at, "tokens_behind": behind}),
     })
 }
@@ -361,6 +407,7 @@ mod tests {
             prompt_s: 1.0,
             int8: Some(1.9),
             has_tier: false,
+            tier: None,
             preemptions: counters.preemptions,
             recomputed_tokens: counters.recomputed_tokens,
             copy_bytes_per_s: None,
@@ -401,6 +448,18 @@ mod tests {
             assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
         }
         assert!(advice.is_sorted_by(|one, other| one.share >= other.share));
+        for one in &advice {
+            let (told, bytes) = (one.json(&evidence), one.evidence["bytes"].as_f64());
+            match one.kind {
+                "kv_memory" => {
+                    assert_eq!(told["costs"]["memory_bytes"].as_f64(), bytes.map(|all| all - 300.0 * MIB))
+                }
+                "host_tier" => assert_eq!(told["costs"]["host_memory_bytes"].as_f64(), bytes),
+                "kv_int8" => assert!(told["costs"]["kl"][0].is_number(), "{told}"),
+                _ => {}
+            }
+            assert!(told["costs"]["text"].is_string(), "{told}");
+        }
         for Advice { share, evidence: of, .. } in
             advice.iter().filter(|advice| advice.evidence["times"].is_number())
         {
@@ -425,6 +484,23 @@ mod tests {
         TraceRequest { arrives: Micros(at), tenant: TENANT, prompt, output, max_tokens: None, answer }
     }
 
+    /// Of all requests, one after another.
+    fn seconds(replay: &Replay) -> f64 {
+        replay.served.iter().flatten().map(|one| one.e2e_s()).sum()
+    }
+
+    /// What is found out about prompts of which this became.
+    fn seen(prompts: &[Vec<u32>], became: &Replay) -> (PromptFindings, Evidence) {
+        let mut found = PromptFindings::default();
+        for (prompt, served) in prompts.iter().zip(&became.served) {
+            let cached = served.expect("it ran").cached_tokens;
+            found.see(TENANT, &BlockHashes::new(&root(), prompt, BLOCK), prompt, cached, Micros(0));
+        }
+        let (_, evidence) = replay(300, prompts);
+        let computed_tokens = became.report.prompt_tokens - became.report.cached_tokens;
+        (found, Evidence { computed_tokens, prompt_s: seconds(became), ..evidence })
+    }
+
     /// Seconds that were gained, against those that were promised.
     fn kept_s(promised: f64, gained: f64) {
         let is_kept = gained > promised / 1.5 && gained < promised * 1.5;
@@ -437,16 +513,8 @@ mod tests {
         let prompts = documents(40, 600);
         let requests: Vec<_> =
             (0..).zip(&prompts).map(|(at, prompt)| request(at * 60_000_000, prompt.clone(), 1)).collect();
-        let seconds = |replay: &Replay| replay.served.iter().flatten().map(|one| one.e2e_s()).sum::<f64>();
         let before = run(&requests, 300, None);
-        let mut found = PromptFindings::default();
-        for (prompt, served) in prompts.iter().zip(&before.served) {
-            let cached = served.expect("it ran").cached_tokens;
-            found.see(TENANT, &BlockHashes::new(&root(), prompt, BLOCK), prompt, cached, Micros(0));
-        }
-        let (_, evidence) = replay(300, &prompts);
-        let computed_tokens = before.report.prompt_tokens - before.report.cached_tokens;
-        let evidence = Evidence { computed_tokens, prompt_s: seconds(&before), ..evidence };
+        let (found, evidence) = seen(&prompts, &before);
         let advice = |rate| {
             let evidence = Evidence { copy_bytes_per_s: rate, ..evidence };
             let advice = all(&found, &evidence);
@@ -464,6 +532,35 @@ mod tests {
         }
         // As long as computing takes.
         assert_eq!(advice(Some(20e6)), None);
+    }
+
+    #[test]
+    fn a_larger_tier_gains_what_was_promised() {
+        let prompts = documents(40, 600);
+        let requests: Vec<_> =
+            (0..).zip(&prompts).map(|(at, prompt)| request(at * 60_000_000, prompt.clone(), 1)).collect();
+        let with = |bytes| run(&requests, 300, Some(TierConfig { bytes, bytes_per_s: 1e9 }));
+        let bytes = (450.0 * MIB) as u64;
+        let before = with(bytes);
+        let (found, evidence) = seen(&prompts, &before);
+        let tier = |is_full| Some(TierRoom { name: "host", bytes, is_full });
+        let evidence =
+            Evidence { has_tier: true, tier: tier(true), copy_bytes_per_s: Some(1e9), ..evidence };
+        let advice = all(&found, &evidence);
+        let larger = advice.iter().find(|advice| advice.kind == "larger_tier").expect("there is cause");
+        let named = larger.evidence["bytes"].as_f64().expect("a number");
+        assert_eq!(larger.json(&evidence)["costs"]["host_memory_bytes"].as_f64(), Some(named - 450.0 * MIB));
+        kept_s(larger.gain_s(&evidence), seconds(&before) - seconds(&with(named as u64)));
+        assert!(advice.iter().all(|advice| advice.kind != "host_tier"), "there is one");
+        // Where the tier is as large as any cache that is thought of, a larger cache finds nothing more.
+        let kinds = |tier| {
+            let advice = all(&found, &Evidence { tier, ..evidence });
+            advice.iter().map(|advice| advice.kind).collect::<Vec<_>>()
+        };
+        assert!(!kinds(tier(false)).contains(&"larger_tier"), "it has room");
+        assert!(!kinds(Some(TierRoom { name: "disk", bytes, is_full: true })).contains(&"larger_tier"));
+        let large = Some(TierRoom { name: "host", bytes: (2400.0 * MIB) as u64, is_full: true });
+        assert!(!kinds(large).iter().any(|kind| ["kv_memory", "larger_tier"].contains(kind)));
     }
 
     #[test]
@@ -512,6 +609,7 @@ mod tests {
             "nothing was evicted"
         );
         assert_eq!(advice[0].evidence["position"], 37);
+        assert_eq!(advice[0].told()["costs"], json!({"text": "nothing"}));
         assert!(advice[0].what.contains("acme") && advice[0].what.contains("37"));
         let mended: Vec<_> = changing.iter().map(|change| [&front[..], &rest, change].concat()).collect();
         let (found, after) = replay(4000, &mended);
@@ -537,6 +635,7 @@ mod tests {
             pin.is_a_clients() && pin.what.contains("192 tokens") && pin.what.contains("acme"),
             "{pin:?}"
         );
+        assert_eq!(pin.told()["costs"]["cache_bytes"].as_f64(), Some(192.0 / f64::from(BLOCK) * MIB));
         let (found, after) = replay_pinning(300, &prompts, &front[..192]);
         kept(pin.share, &evidence, &after);
         assert!(all(&found, &after).iter().all(|advice| advice.kind != PIN), "and there is no more to say");

@@ -13,6 +13,7 @@
 mod account;
 mod advice;
 mod breaks;
+mod change_cost;
 mod config;
 mod history;
 mod kind;

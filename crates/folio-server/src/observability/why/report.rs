@@ -9,7 +9,7 @@ use folio_kv::{Holdings, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::account::{Account, Spending};
-use super::advice::{Advice, Evidence, advise};
+use super::advice::{Advice, Evidence, TierRoom, advise};
 use super::config::{WhyConfig, seconds, since};
 use super::history::Sample;
 use super::latencies::Latencies;
@@ -279,6 +279,19 @@ impl WhyReport<'_> {
         })
     }
 
+    /// The largest tier, where it is known how much each has room for, and that it is blocks of one size.
+    fn tier(&self) -> Option<TierRoom> {
+        let tiers = self.engine.tier_stats();
+        let is_known = tiers.iter().all(|tier| tier.bytes_limit > 0 && tier.off.is_none());
+        if !is_known || !self.end.cache.windows().is_empty() {
+            return None;
+        }
+        let largest = tiers.iter().max_by_key(|tier| tier.bytes_limit)?;
+        // It has evicted, and not only what was too old.
+        let is_full = largest.blocks_evicted > 0 && largest.bytes >= largest.bytes_limit / 4 * 3;
+        Some(TierRoom { name: largest.name, bytes: largest.bytes_limit, is_full })
+    }
+
     fn evidence(&self, spent: &Spending) -> Evidence {
         let cache = &self.end.cache;
         Evidence {
@@ -290,6 +303,7 @@ impl WhyReport<'_> {
             prompt_s: seconds(spent.prompt_us),
             int8: self.config.int8_times,
             has_tier: !self.engine.tier_stats().is_empty(),
+            tier: self.tier(),
             preemptions: self.end.preemptions - self.begin.preemptions,
             recomputed_tokens: self.end.recomputed_tokens - self.begin.recomputed_tokens,
             copy_bytes_per_s: self.config.roofline.as_ref().ok().map(|of| of.rates.copy_bytes_per_s),

@@ -315,20 +315,18 @@ fn paging(claims: &Claims) -> Result<Vec<Figure>> {
         let asked = load.iter().map(|asked| Asked { scope, ..asked.clone() }).collect();
         Ok(f64::from(tokens) / player.play(asked, Arrivals::Together)?.1)
     })?;
-    let block = claims.args.engine.block_size;
-    let (mut held, mut written) = (0, 0);
-    for asked in &load {
-        let length = asked.prompt.len() as u32 + asked.tokens;
-        held += length.next_multiple_of(block);
-        written += length;
-    }
-    // Of what a request holds when it ends, what was never written.
-    let waste = |held: u32| 100.0 * f64::from(held - written) / f64::from(held);
     let note = format!("{REQUESTS} requests in a KV cache for 4 of the longest");
-    let wasted =
-        format!("slots that are held at the end of a request and were never written, blocks of {block}");
-    let wastes = [[waste(held), waste(REQUESTS * CONTEXT)]];
-    Ok(vec![Figure::new("throughput", "tokens/s", &pairs, note), Figure::new("waste", "%", &wastes, wasted)])
+    // Of all slots that its sequences had and gave up, as its cache counts them, those of the preempted among them.
+    let wasted = 100.0 * paged.runtime().engine.stats().cache.lifetime_waste();
+    // A reservation is no memory that is given out, so there is nothing to count.
+    let written: u32 = load.iter().map(|asked| asked.prompt.len() as u32 + asked.tokens).sum();
+    let reserved = 100.0 * (1.0 - f64::from(written) / f64::from(REQUESTS * CONTEXT));
+    let of_slots = format!(
+        "counted by the cache: slots that were given up and never written, blocks of {}; of reservations arithmetic, {CONTEXT} tokens for each request",
+        claims.args.engine.block_size
+    );
+    let wastes = Figure::new("waste", "%", &[[wasted, reserved]], of_slots);
+    Ok(vec![Figure::new("throughput", "tokens/s", &pairs, note), wastes])
 }
 
 fn prefix_cache(claims: &Claims) -> Result<Vec<Figure>> {

@@ -49,6 +49,9 @@ const none = "–";
 const number = (value, digits = 0) => value == null ? none
   : value.toLocaleString("en", { maximumFractionDigits: digits });
 const percent = value => value == null ? none : number(100 * value, value < 0.1 ? 1 : 0) + " %";
+/** In whatever currency: three digits that count, of a small price, too. */
+const money = value => value == null || value >= 100 ? number(value, 2)
+  : value.toLocaleString("en", { maximumSignificantDigits: 3 });
 
 function scaled(value, step, units) {
   if (value == null) return none;

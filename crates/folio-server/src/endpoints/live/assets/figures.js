@@ -53,7 +53,7 @@ function cost(told) {
   const price = told.price_per_hour != null;
   const of = (name, part) => {
     const shown = [name, percent(part.share), seconds(part.seconds), number(part.computed_tokens), number(part.cached_tokens), number(part.output_tokens)];
-    return price ? shown.concat(number(part.price, 6), number(part.per_million_computed, 3), number(part.per_million_output, 3)) : shown;
+    return price ? shown.concat(money(part.price), money(part.per_million_computed), money(part.per_million_output)) : shown;
   };
   const rows = Object.entries(told.tenants).slice(0, 50).map(([name, part]) => of(name, part));
   rows.push(of("all", told));
@@ -62,12 +62,28 @@ function cost(told) {
   table($("cost"), caption, price ? heads.concat("price", "per 1M computed", "per 1M output") : heads, rows);
 }
 
-function advice(told) {
-  const nothing = [make("li", {}, "There is no cause for any: nothing was evicted, and no client breaks its own prefix.")];
+/** What a change gains, in the unit of each figure. */
+const GAINS = {
+  prompt_tokens_share: value => percent(value) + " of the prompt tokens computed now",
+  prompt_tokens: value => number(value) + " prompt tokens",
+  recomputed_tokens: value => number(value) + " tokens that are computed again",
+  step_s: value => seconds(value) + " of steps",
+};
+
+function gain(told) {
+  const figures = Object.entries(told ?? {}).filter(([, value]) => typeof value === "number");
+  return figures.map(([name, value]) => Object.hasOwn(GAINS, name) ? GAINS[name](value) : name.replaceAll("_", " ") + " " + number(value, 2));
+}
+
+function advice(told, cache) {
+  const evicted = cache.evicted_blocks ? `${number(cache.evicted_blocks)} blocks were evicted` : "nothing was evicted";
+  const nothing = [make("li", {}, `None: in the last minute ${evicted}, and no change was found that would gain 5 %.`)];
   const items = told.map(piece => {
-    const gain = piece.gain ? Object.entries(piece.gain).filter(([, value]) => typeof value === "number") : [];
-    const words = gain.map(([name, value]) => name.replaceAll("_", " ") + " " + (value <= 1 ? percent(value) : number(value, 1)));
-    return make("li", {}, make("strong", {}, piece.do), " ", piece.because ?? "", words.length ? " Gain: " + words.join(", ") + "." : "");
+    const gained = gain(piece.gain);
+    const sentences = [piece.because ?? ""];
+    if (gained.length) sentences.push("Gain: " + gained.join(", "));
+    if (piece.costs) sentences.push("Costs: " + piece.costs.text);
+    return make("li", {}, make("strong", {}, piece.do), " ", sentences.join(". ") + ".");
   });
   $("advice").replaceChildren(...(items.length ? items : nothing));
 }

@@ -25,7 +25,7 @@ function redraw(...parts) {
       queue(why.queue);
       tiers(why.cache);
       cost(why.cost);
-      advice(why.advice);
+      advice(why.advice, why.cache);
       paged(why.cache.contiguous, timeline, hello);
     }
   });
