@@ -548,7 +548,10 @@ fn the_claims_bench_measures_pairs_and_names_what_it_leaves_out() {
         for of in [&figure["with"], &figure["without"], &figure["gain"], &figure["gains"][0]] {
             assert!(of.as_f64() > Some(0.0), "{figure}");
         }
-        assert!(!figure["note"].as_str().expect("a note").is_empty() && figure["gains"][1].is_null(), "{figure}");
+        assert!(
+            !figure["note"].as_str().expect("a note").is_empty() && figure["gains"][1].is_null(),
+            "{figure}"
+        );
     }
     let of = |name: &str| figures.iter().find(|figure| figure["claim"] == name).expect("a figure");
     assert_eq!(of("prefix-cache")["field"], serde_json::json!([5.0, 5.0]));
@@ -760,8 +763,8 @@ fn a_draft_model_may_have_windows_and_no_states() {
         let answer = served.post("/v1/completions", &body);
         assert_eq!(ids(&answer["choices"][0]["token_ids"]), greedy, "{name}");
         let drafts = &answer["metrics"]["speculative_decoding"];
-        let [drafted, right] =
-            ["num_draft_tokens", "num_accepted_draft_tokens"].map(|field| drafts[field].as_u64().unwrap_or(0));
+        let [drafted, right] = ["num_draft_tokens", "num_accepted_draft_tokens"]
+            .map(|field| drafts[field].as_u64().unwrap_or(0));
         // It is the same model.
         assert!(drafted > 10 && right * 10 > drafted * 9, "{name}: {drafts}");
     }

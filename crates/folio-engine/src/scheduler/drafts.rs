@@ -97,7 +97,9 @@ impl Scheduler {
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
             let acceptance = &sequence.acceptance;
-            drafts.granted == 0 && sequence.forced == 0 && (acceptance.on_trial > 0 || acceptance.is_due(rows))
+            drafts.granted == 0
+                && sequence.forced == 0
+                && (acceptance.on_trial > 0 || acceptance.is_due(rows))
         };
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
@@ -239,7 +241,8 @@ impl Scheduler {
         // Of those that are as probable whoever has said least comes first: where not all get a draft, all get on. Of one sequence the first
         // are the most probable.
         let alike = |probability: f32| (probability * ALIKE) as u32;
-        probabilities.sort_unstable_by_key(|&(probability, said, at)| (Reverse(alike(probability)), said, at));
+        probabilities
+            .sort_unstable_by_key(|&(probability, said, at)| (Reverse(alike(probability)), said, at));
         let budget = self.config.max_num_batched_tokens.saturating_sub(rows) as usize;
         probabilities.truncate(budget);
         let right = probabilities.iter().map(|(right, ..)| *right);

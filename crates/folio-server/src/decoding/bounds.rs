@@ -410,11 +410,19 @@ mod tests {
             for (at, draft) in drafts.iter().enumerate() {
                 let may = allowed(&*guide, &drafts[..at]);
                 let alone = may == [*draft as usize];
-                assert!(may.contains(&(*draft as usize)) && (alone || at >= forced), "{} {begin} {end}: {drafts:?}", rules.name());
+                assert!(
+                    may.contains(&(*draft as usize)) && (alone || at >= forced),
+                    "{} {begin} {end}: {drafts:?}",
+                    rules.name()
+                );
             }
             let same = proposed.iter().zip(&drafts).take_while(|(proposed, draft)| proposed == draft).count();
             if let Some(other) = proposed.get(same) {
-                assert!(!allowed(&*guide, &proposed[..same]).contains(&(*other as usize)), "{} {begin} {end}", rules.name());
+                assert!(
+                    !allowed(&*guide, &proposed[..same]).contains(&(*other as usize)),
+                    "{} {begin} {end}",
+                    rules.name()
+                );
             }
             (kept, cut, closed) = (kept + same, cut + proposed.len() - same, closed + forced);
         });

@@ -434,7 +434,11 @@ pub(crate) mod tests {
         work();
         assert_eq!(drafted(&guide, &ids("yes!")), (ids("yes"), 0));
         assert_eq!(drafted(&guide, &ids("yea!")), (ids("ye"), 0));
-        assert_eq!(drafted(&guide, &ids("no!")), (ids("no!"), 0), "what comes behind another draft is not asked");
+        assert_eq!(
+            drafted(&guide, &ids("no!")),
+            (ids("no!"), 0),
+            "what comes behind another draft is not asked"
+        );
         guide.advance(id('y'));
         work();
         assert_eq!(drafted(&guide, &ids("eh")), (ids("es, "), 4));

@@ -544,8 +544,7 @@ mod tests {
         let before = with(bytes);
         let (found, evidence) = seen(&prompts, &before);
         let tier = |is_full| Some(TierRoom { name: "host", bytes, is_full });
-        let evidence =
-            Evidence { has_tier: true, tier: tier(true), copy_bytes_per_s: Some(1e9), ..evidence };
+        let evidence = Evidence { has_tier: true, tier: tier(true), copy_bytes_per_s: Some(1e9), ..evidence };
         let advice = all(&found, &evidence);
         let larger = advice.iter().find(|advice| advice.kind == "larger_tier").expect("there is cause");
         let named = larger.evidence["bytes"].as_f64().expect("a number");
