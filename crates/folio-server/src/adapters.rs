@@ -1,13 +1,14 @@
 //! Adapters (LoRA) by name: which are served, and how they come and go.
 //!
-//! Owns: names, and how many adapters there may be. Must never: read weights on the event loop, or let who asks for an answer name a file. An
-//! adapter that goes ends no request: its weights are freed with the last that uses them.
+//! Owns: names, lists of those that somebody may use, and how many adapters there may be. Must never: read weights on the event loop, or let
+//! who asks for an answer name a file. An adapter that goes ends no request: its weights are freed with the last that uses them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use folio_api::name_matches;
 use folio_engine::{Adapter, AdapterId, RequestAdapter};
 use parking_lot::RwLock;
 
@@ -18,6 +19,8 @@ pub type LoadAdapter = dyn Fn(&Path) -> Result<Adapter, String> + Send + Sync;
 
 /// Characters of a name.
 const NAME_MAX: usize = 128;
+/// Names and patterns of one list.
+const ALLOWED_MAX: usize = 1000;
 /// Loads that wait for one.
 const WAITING: usize = 16;
 
@@ -65,6 +68,46 @@ pub struct AdapterCard {
     pub name: String,
     pub path: String,
     pub rank: usize,
+}
+
+/// Which adapters somebody may know of and use. By default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AllowedAdapters {
+    #[default]
+    All,
+    /// Names, and patterns of names (`team-*`).
+    Only(Arc<[String]>),
+}
+
+impl AllowedAdapters {
+    /// Those of an operator's list, which may be empty. A pattern that can be no adapter's is a mistake.
+    pub fn only(list: Vec<String>) -> Result<Self, String> {
+        if list.len() > ALLOWED_MAX {
+            return Err(format!("has {} names, at most {ALLOWED_MAX}", list.len()));
+        }
+        let allowed = |c: char| is_of_names(c) || c == '*';
+        let wrong = |name: &&String| name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed);
+        match list.iter().find(wrong) {
+            Some(name) => Err(format!(
+                "{name:?} is neither a name of an adapter nor a pattern like \"team-*\": 1 to {NAME_MAX} letters, digits, \
+                 '.', '_', '-', ':', '/' and '*'"
+            )),
+            None => Ok(Self::Only(list.into())),
+        }
+    }
+
+    /// Whether the adapter of this name is one of them. O(list).
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(list) => list.iter().any(|pattern| name_matches(pattern, name)),
+        }
+    }
+}
+
+/// A character that names of adapters may have.
+fn is_of_names(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "._-:/".contains(c)
 }
 
 impl Default for Adapters {
@@ -172,8 +215,7 @@ impl Adapters {
     }
 
     fn check_name(&self, name: &str, replace: bool) -> Result<(), String> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:/".contains(c);
-        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(allowed) {
+        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_of_names) {
             return Err(format!(
                 "A name of an adapter is 1 to {NAME_MAX} letters, digits, '.', '_', '-', ':' and '/'."
             ));
@@ -229,5 +271,28 @@ fn inside(folder: &Path, path: &Path) -> Result<PathBuf, AdapterProblem> {
         true => Ok(found),
         // Whether something is there is told to nobody.
         false => Err(missing()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_names_and_patterns_allows_those_and_no_other() {
+        let only =
+            |list: &[&str]| AllowedAdapters::only(list.iter().map(|name| (*name).to_owned()).collect());
+        let some = only(&["sql", "team-*"]).unwrap();
+        for (name, has) in
+            [("sql", true), ("team-a", true), ("team-", true), ("sql2", false), ("team", false)]
+        {
+            assert_eq!(some.has(name), has, "{name}");
+        }
+        assert!(AllowedAdapters::default().has("sql") && !only(&[]).unwrap().has("sql"));
+        for wrong in ["", "a b", "a,b", "\u{e9}", &"x".repeat(NAME_MAX + 1)] {
+            let problem = only(&["sql", wrong]).unwrap_err();
+            assert!(problem.contains("pattern") && problem.contains(&format!("{wrong:?}")), "{problem}");
+        }
+        assert!(only(&["x"; ALLOWED_MAX]).is_ok() && only(&["x"; ALLOWED_MAX + 1]).is_err());
     }
 }

@@ -81,7 +81,8 @@ impl State {
         let kv_events =
             config.kv_events.as_ref().map(|source| kv_events::start(source, &tenants)).transpose()?;
         let events = kv_events.as_ref().map(|published| published.events.clone());
-        let metrics = Metrics::new(&served.engine, events, served.adapters.clone(), served.name(), by_tenant);
+        let adapters = (served.adapters.clone(), tenants.restricts_adapters());
+        let metrics = Metrics::new(&served.engine, events, adapters, served.name(), by_tenant);
         let traces = config.traces_endpoint.as_deref();
         let traces =
             traces.map(|endpoint| Traces::start(endpoint, served.name(), metrics.traced())).transpose()?;

@@ -15,7 +15,7 @@ use folio_engine::{
 use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use folio_text::{ChatTemplate, Tokenizer, work};
 
-use crate::adapters::Adapters;
+use crate::adapters::{Adapters, AllowedAdapters};
 use crate::error::ServerError;
 use crate::threads::{LOOKUPS, Pool, WorkLost};
 
@@ -277,10 +277,15 @@ impl Served {
         self.context.model.name()
     }
 
-    /// The adapter of a name that is not the model's.
-    pub fn adapter(&self, name: Option<&str>) -> Result<Option<RequestAdapter>, ApiError> {
+    /// The adapter of a name that is not the model's. One that is not among `allowed` is answered as if there were none of this name.
+    pub fn adapter(
+        &self,
+        name: Option<&str>,
+        allowed: &AllowedAdapters,
+    ) -> Result<Option<RequestAdapter>, ApiError> {
         let Some(name) = name else { return Ok(None) };
-        match self.adapters.get(name) {
+        let found = allowed.has(name).then(|| self.adapters.get(name));
+        match found.flatten() {
             Some(adapter) => Ok(Some(adapter)),
             None => Err(ApiError::model_not_found(name, self.name())),
         }

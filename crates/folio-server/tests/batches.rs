@@ -775,3 +775,37 @@ async fn a_response_of_a_batch_is_stored_where_its_line_says_so() {
         assert_eq!((&body["store"], found == StatusCode::OK), (&json!(stored), stored), "{line}");
     }
 }
+
+/// With a key of somebody who may not use it, the name of an adapter is one that does not exist.
+#[tokio::test]
+async fn a_line_that_names_an_adapter_of_others_is_one_of_no_model() {
+    let tenants = json!({"tenants": [{"name": "acme", "keys": ["a"], "adapters": ["sql"]},
+        {"name": "other", "keys": ["o"], "adapters": []}]});
+    let tenants = folio_server::Declared::parse(&tenants.to_string(), &|_| None).unwrap();
+    let config = ServerConfig { tenants, ..config(None) };
+    let engine = FakeEngine::saying("x");
+    let server = Server::new(config, common::app_with_adapters(engine.clone(), &["sql"])).unwrap();
+    server.resume_batches();
+    let client = Client::of(server);
+    for (url, body) in [
+        ("/v1/completions", json!({"prompt": "hi"})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "hi"}]})),
+        ("/v1/responses", json!({"input": "hi"})),
+        ("/v1/embeddings", json!({"input": "hi"})),
+    ] {
+        let named = |name: &str| line(name, url, common::merged(body.clone(), json!({"model": name})));
+        let text = named("sql") + &named("nil");
+        let (acme, other) = (client.key("a"), client.key("o"));
+        let batch = begin(&acme, &upload(&acme, &text).await, url).await;
+        let batch = wait(&acme, &batch, is_over).await;
+        assert_eq!(batch["request_counts"], json!({"total": 2, "completed": 1, "failed": 1}), "{url}");
+        assert!(engine.requests.lock().unwrap().iter().any(|request| request.adapter.is_some()));
+        let batch = begin(&other, &upload(&other, &text).await, url).await;
+        let batch = wait(&other, &batch, is_over).await;
+        assert_eq!(batch["request_counts"], json!({"total": 2, "completed": 0, "failed": 2}), "{url}");
+        let failed = results(&other, &batch["error_file_id"]).await;
+        let answers: Vec<_> = failed.iter().map(|line| &line["response"]["body"]).collect();
+        assert_eq!(failed[1]["response"]["status_code"], 404);
+        assert_eq!(answers[0].to_string(), answers[1].to_string().replace("sql", "nil"), "{url}");
+    }
+}

@@ -18,7 +18,7 @@ use crate::cli::{Cli, Command, EngineArgs, ServeArgs};
 use crate::models::Aliases;
 
 /// Tables of the file that say who there is: what `--tenants FILE` says otherwise.
-const TENANT_TABLES: [&str; 3] = ["tenants", "groups", "prefixes"];
+const TENANT_TABLES: [&str; 4] = ["tenants", "groups", "prefixes", "default_adapters"];
 const SAFETY_TABLE: &str = "safety";
 const ALIASES_TABLE: &str = "aliases";
 const MODELS_TABLE: &str = "models";
@@ -519,12 +519,15 @@ mod tests {
     #[test]
     fn tables_are_kept_as_the_json_that_their_files_would_hold() {
         let file = ConfigFile::parse(
-            "port = 1\n[[tenants]]\nname = \"acme\"\nkeys = [\"k\"]\nweight = 3\nceiling = \"50%\"\n\
-             [[prefixes]]\nname = \"p\"\nprompt = \"x\"\n[safety]\nrules = []\n",
+            "port = 1\ndefault_adapters = [\"public\"]\n[[tenants]]\nname = \"acme\"\nkeys = [\"k\"]\nweight = 3\nceiling = \"50%\"\n\
+             adapters = [\"sql\"]\n[[prefixes]]\nname = \"p\"\nprompt = \"x\"\n[safety]\nrules = []\n",
         )
         .expect("good");
         let tenants = file.tables.tenants.expect("tenants");
         let declared = Declared::parse(&tenants, &|_| None).expect("declared");
+        let adapters = declared.tenants[0].adapters.as_ref().expect("a list");
+        assert!(adapters.has("sql") && !adapters.has("other"));
+        assert!(declared.default_adapters.has("public") && !declared.default_adapters.has("sql"));
         assert_eq!((declared.tenants[0].weight, declared.prefixes[0].name.as_str()), (3, "p"));
         assert_eq!(file.tables.safety.as_deref(), Some("{\"rules\":[]}"));
     }

@@ -19,6 +19,7 @@ use crate::http::reply::{Refusal, Reply, json_bytes, json_response};
 use crate::load::Load;
 use crate::observability::Observability;
 use crate::tenancy::Tenancy;
+use crate::tenancy::tenant::Tenant;
 use crate::threads::NOBODY;
 use folio_api::ApiError;
 use folio_api::openapi::tables::ROUTES;
@@ -26,20 +27,23 @@ use folio_api::openapi::tables::ROUTES;
 /// About how much work a page is.
 const PAGE_BYTES: usize = 32 << 10;
 
-/// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's.
-pub async fn models(State(served): Shared<Served>, request: Request) -> Reply {
+/// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's. With the adapters that there are for who asks.
+pub async fn models(State(served): Shared<Served>, tenant: Tenant, request: Request) -> Reply {
     if is_meant(&request) {
         let page = anthropic::models(&served, request.uri().query().unwrap_or_default())?;
         return Ok(json_response(page.to_string()));
     }
     let mut list: Vec<Value> = served.context.model.listed().map(|name| describe(&served, name)).collect();
-    list.extend(served.adapters.cards().iter().map(|card| describe_adapter(&served, card)));
+    let cards = served.adapters.cards();
+    let allowed = cards.iter().filter(|card| tenant.adapters.has(&card.name));
+    list.extend(allowed.map(|card| describe_adapter(&served, card)));
     Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
 /// The name may contain slashes (`org/model`).
-pub async fn model(State(served): Shared<Served>, Id(name): Id, request: Request) -> Reply {
-    let card = served.adapters.cards().into_iter().find(|card| card.name == name);
+pub async fn model(State(served): Shared<Served>, tenant: Tenant, Id(name): Id, request: Request) -> Reply {
+    let allowed = tenant.adapters.has(&name);
+    let card = served.adapters.cards().into_iter().find(|card| allowed && card.name == name);
     if let Some(card) = card.filter(|_| !is_meant(&request)) {
         return Ok(json_response(describe_adapter(&served, &card).to_string()));
     }
@@ -114,14 +118,14 @@ async fn figures(
     State(observability): Shared<Observability>,
     State(load): Shared<Load>,
     headers: HeaderMap,
-    tenants: bool,
+    operator: bool,
 ) -> Reply {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
     let openmetrics = accept.contains("application/openmetrics-text");
     observability.metrics.in_flight_bytes.set(load.unread.held() as i64);
     observability.metrics.text_waiting.set(load.text.waiting() as i64);
     let page = load.off_thread(NOBODY, PAGE_BYTES, move || {
-        let page = observability.metrics.render(openmetrics, tenants);
+        let page = observability.metrics.render(openmetrics, operator);
         page.map_err(|_| ApiError::internal("the metrics could not be written"))
     });
     let (text, content_type) = page.await?;

@@ -64,7 +64,8 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
     let _counted = load.in_flight.enter();
     let JsonRequest { tenant, body, mut held, entry, .. } = request;
     let inputs = generator.inputs.clone();
-    let wanted = load.off_thread(tenant.id, body.len(), move || read(&inputs, tenant.id, &body)).await?;
+    let asker = tenant.clone();
+    let wanted = load.off_thread(tenant.id, body.len(), move || read(&inputs, &asker, &body)).await?;
     held.grow(size_of_val(&*wanted.tokens)).inspect_err(|_| entry.give_back())?;
     let root = tenancy.root(&tenant, None);
     let mut first = None;
@@ -104,15 +105,15 @@ pub async fn create(State(generator): Shared<Generator>, request: JsonRequest) -
     Err(ApiError { code: Some("cache_busy"), ..ApiError::busy(message, 2) }.into())
 }
 
-fn read(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<Wanted, ApiError> {
+fn read(inputs: &InputProcessor, tenant: &Tenant, body: &[u8]) -> Result<Wanted, ApiError> {
     let mut fields = Fields::of_body(body)?;
     if let Some(name) = inputs.served.context.adapter(&mut fields)? {
-        inputs.served.adapter(Some(&name))?;
+        inputs.served.adapter(Some(&name), &tenant.adapters)?;
         return Err(ApiError::invalid("model", "Prefixes of adapters are not kept by name."));
     }
     let keep = RetentionOptions::read(&mut fields)?;
     let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
-    let (tokens, field) = tokens(inputs, Some(tenant), &mut fields, &mut hints)?;
+    let (tokens, field) = tokens(inputs, Some(tenant.id), &mut fields, &mut hints)?;
     hints.close(fields, &PREFIX_REQUEST)?;
     Ok(Wanted { tokens: tokens.into(), keep, field })
 }

@@ -6,7 +6,6 @@
 use std::fmt::Write;
 
 use axum::extract::State;
-use folio_kv::TenantId;
 use folio_text::{DetokenizeOptions, Detokenizer};
 use serde_json::Value;
 
@@ -19,6 +18,7 @@ use crate::http::Shared;
 use crate::http::pieces;
 use crate::http::reply::Reply;
 use crate::load::Load;
+use crate::tenancy::tenant::Tenant;
 use folio_api::ApiError;
 use folio_api::fields::Fields;
 use folio_api::hints::{Api, Hints};
@@ -32,8 +32,8 @@ pub async fn tokenize(
     request: JsonRequest,
 ) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
-    let shared = inputs.clone();
-    let read = load.off_thread(tenant.id, body.len(), move || tokenized(&shared, tenant.id, &body));
+    let (shared, asker) = (inputs.clone(), tenant.clone());
+    let read = load.off_thread(tenant.id, body.len(), move || tokenized(&shared, &asker, &body));
     let (tokens, strings) = read.await?;
     let mut of_ids = load.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
@@ -82,10 +82,10 @@ enum NextPart {
 }
 
 /// The ids, and whether their texts are wanted too.
-fn tokenized(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
+fn tokenized(inputs: &InputProcessor, tenant: &Tenant, body: &[u8]) -> Result<(Vec<u32>, bool), ApiError> {
     let mut fields = Fields::of_body(body)?;
     let mut hints = Hints::new(&inputs.served.context.hints, Api::Chat);
-    inputs.served.adapter(inputs.served.context.adapter(&mut fields)?.as_deref())?;
+    inputs.served.adapter(inputs.served.context.adapter(&mut fields)?.as_deref(), &tenant.adapters)?;
     let special = fields.take::<bool>("add_special_tokens")?;
     let strings = fields.take("return_token_strs")?.unwrap_or(false);
     let prompt = fields.take::<String>("prompt")?;
@@ -93,14 +93,14 @@ fn tokenized(inputs: &InputProcessor, tenant: TenantId, body: &[u8]) -> Result<(
     let tokens = match prompt {
         Some(prompt) => {
             hints.close(fields, &TOKENIZE)?;
-            encode(inputs, Some(tenant), &prompt, special.unwrap_or(true), true, "prompt")?
+            encode(inputs, Some(tenant.id), &prompt, special.unwrap_or(true), true, "prompt")?
         }
         None => {
             let mut conversation = chat::conversation(&mut fields, &inputs.served.context, &mut hints)?.0;
             hints.close(fields, &TOKENIZE)?;
             encode_prompt(
                 inputs,
-                Some(tenant),
+                Some(tenant.id),
                 &render(inputs, &mut conversation)?,
                 special.unwrap_or(false),
                 true,
@@ -118,8 +118,9 @@ pub async fn detokenize(
     request: JsonRequest,
 ) -> Reply {
     let JsonRequest { tenant, body, held, .. } = request;
-    let shared = served.clone();
-    let tokens = load.off_thread(tenant.id, body.len(), move || detokenized(&shared, &body)).await?;
+    let (shared, asker) = (served.clone(), tenant.clone());
+    let read = load.off_thread(tenant.id, body.len(), move || detokenized(&shared, &asker, &body));
+    let tokens = read.await?;
     let mut of_ids = load.unread.hold(&tenant.gate);
     of_ids.grow(size_of_val(tokens.as_slice()))?;
     drop(held);
@@ -159,9 +160,9 @@ fn escaped(text: &str, out: &mut String) {
     out.push_str(&quoted[1..quoted.len() - 1]);
 }
 
-fn detokenized(served: &Served, body: &[u8]) -> Result<Vec<u32>, ApiError> {
+fn detokenized(served: &Served, tenant: &Tenant, body: &[u8]) -> Result<Vec<u32>, ApiError> {
     let mut fields = Fields::of_body(body)?;
-    served.adapter(served.context.adapter(&mut fields)?.as_deref())?;
+    served.adapter(served.context.adapter(&mut fields)?.as_deref(), &tenant.adapters)?;
     let tokens: Vec<u32> = fields.require("tokens")?;
     fields.finish(&[])?;
     served.context.model.check_token_ids(&tokens, "tokens")?;

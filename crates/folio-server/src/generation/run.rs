@@ -98,7 +98,7 @@ impl Generator {
         let submitted = self.served.engine.now();
         let at_once = if self.is_only_gathered(&job, &output) { TOKENS_GATHERED } else { 1 };
         let sink = PromptSink { prompt: 0, events, unread: unread.clone(), at_once, waiting: Vec::new() };
-        let adapter = self.served.adapter(job.generation.adapter.as_deref());
+        let adapter = self.served.adapter(job.generation.adapter.as_deref(), &tenant.adapters);
         let adapter = adapter.inspect_err(|_| flight.entry.give_back())?;
         let requests = self.requests(tenant, &job, adapter.as_ref());
         let (abort, hashes) = match submit(&self.served, tenant, requests, (job.prompts.len(), sink)).await {

@@ -12,6 +12,7 @@ use folio_api::{ApiError, unix_s};
 use folio_text::rfc_3339;
 use serde_json::json;
 
+use crate::adapters::AllowedAdapters;
 use crate::arrival::{JsonRequest, RequestName};
 use crate::http::reply::{Reply, json_response};
 use crate::http::{Peer, read_body};
@@ -81,7 +82,7 @@ pub(super) async fn by_body(State(state): State<RouterState>, head: Head, reques
     let path = head.uri.path().to_owned();
     let asked = asked(&state, &path, &request).await?;
     let JsonRequest { tenant, body, held: counted_bytes, .. } = request;
-    let model = state.catalog.find(&asked.model, path.starts_with("/api/"))?;
+    let model = state.catalog.find(&asked.model, path.starts_with("/api/"), &tenant.adapters)?;
     let keep_alive = asked.keep_alive.filter(|_| state.keep_alive);
     if asked.nothing && keep_alive == Some(Some(Duration::ZERO)) {
         state.engines.unload(model);
@@ -128,7 +129,11 @@ pub(super) async fn first_known(state: &RouterState, passing: Passing) -> Reply 
 }
 
 /// The process that a query names, if it is ready, and the request without that parameter.
-fn named_in_query(state: &RouterState, mut head: Head) -> Result<(Held, Head), ApiError> {
+fn named_in_query(
+    state: &RouterState,
+    allowed: &AllowedAdapters,
+    mut head: Head,
+) -> Result<(Held, Head), ApiError> {
     let query = head.uri.query().unwrap_or_default();
     let (mut model, mut rest) = (None, form_urlencoded::Serializer::new(String::new()));
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -142,7 +147,7 @@ fn named_in_query(state: &RouterState, mut head: Head) -> Result<(Held, Head), A
             "Every model has its own of these: say which with '?model=NAME'; GET /v1/models lists them.";
         return Err(ApiError::invalid("model", message));
     };
-    let model = state.catalog.find(&model, false)?;
+    let model = state.catalog.find(&model, false, allowed)?;
     let rest = rest.finish();
     let path = head.uri.path();
     let target = if rest.is_empty() { path.to_owned() } else { format!("{path}?{rest}") };
@@ -155,21 +160,21 @@ fn named_in_query(state: &RouterState, mut head: Head) -> Result<(Held, Head), A
     Ok((process?, head))
 }
 
-pub(super) async fn by_query(State(state): State<RouterState>, head: Head) -> Reply {
-    let (process, head) = named_in_query(&state, head)?;
+pub(super) async fn by_query(State(state): State<RouterState>, tenant: Tenant, head: Head) -> Reply {
+    let (process, head) = named_in_query(&state, &tenant.adapters, head)?;
     let (model, socket) = (process.model(), process.socket());
     let answer = head.passing(Bytes::new()).to(socket, process).await;
     answer.map_err(|error| lost(&state, model, &error).into())
 }
 
 /// An answer that takes long, ends with its process, and does not keep it: else a page that is left open would keep its model loaded.
-pub(super) async fn watched_by_query(State(state): State<RouterState>, head: Head) -> Reply {
-    let (process, head) = named_in_query(&state, head)?;
+pub(super) async fn watched_by_query(State(state): State<RouterState>, tenant: Tenant, head: Head) -> Reply {
+    let (process, head) = named_in_query(&state, &tenant.adapters, head)?;
     watch(&state, process.model(), process.socket(), head).await
 }
 
 pub(super) async fn admin_watched_by_query(State(state): State<RouterState>, head: Head) -> Reply {
-    let (process, head) = named_in_query(&state, head)?;
+    let (process, head) = named_in_query(&state, &AllowedAdapters::All, head)?;
     watch(&state, process.model(), admin_socket(&process.socket()), head).await
 }
 
@@ -178,7 +183,7 @@ async fn watch(state: &RouterState, model: usize, socket: PathBuf, head: Head) -
 }
 
 pub(super) async fn admin_by_query(State(state): State<RouterState>, head: Head) -> Reply {
-    let (process, head) = named_in_query(&state, head)?;
+    let (process, head) = named_in_query(&state, &AllowedAdapters::All, head)?;
     let (model, socket) = (process.model(), admin_socket(&process.socket()));
     let answer = head.passing(Bytes::new()).to(socket, process).await;
     answer.map_err(|error| lost(&state, model, &error).into())

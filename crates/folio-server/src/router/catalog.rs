@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use folio_api::{ApiError, is_pattern, name_matches};
 
+use crate::adapters::AllowedAdapters;
 use crate::error::ServerError;
 
 use super::config::ModelProcess;
@@ -40,10 +41,14 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// The model of this name; `ollama`: whose names may end with a tag that says nothing.
-    pub fn find(&self, asked: &str, ollama: bool) -> Result<usize, ApiError> {
+    /// The model of this name; `ollama`: whose names may end with a tag that says nothing. The name of an adapter that is not among `allowed`
+    /// is found like one that nobody gave.
+    pub fn find(&self, asked: &str, ollama: bool, allowed: &AllowedAdapters) -> Result<usize, ApiError> {
         let plain = asked.strip_suffix(LATEST).filter(|_| ollama);
-        let named = |name: &str| self.by_name.get(name).copied();
+        let named = |name: &str| {
+            let model = self.by_name.get(name).copied();
+            model.filter(|model| allowed.has(name) || !self.is_adapter(*model, name))
+        };
         let fits = |name: &str| {
             self.patterns.iter().find(|(pattern, _)| name_matches(pattern, name)).map(|(_, model)| *model)
         };
@@ -52,6 +57,11 @@ impl Catalog {
             let served: Vec<&str> = self.models.iter().map(|model| &*model.names[0]).collect();
             ApiError::model_not_found(asked, &served.join("', '"))
         })
+    }
+
+    /// Whether this is the name of one of the model's adapters.
+    pub fn is_adapter(&self, model: usize, name: &str) -> bool {
+        self.models[model].adapters.iter().any(|adapter| adapter == name)
     }
 
     /// What answers call it.
@@ -105,7 +115,7 @@ pub(super) mod tests {
             ("a:latest", true, 0),
             ("else", false, 1),
         ] {
-            assert_eq!(catalog.find(asked, ollama).ok(), Some(found), "{asked}");
+            assert_eq!(catalog.find(asked, ollama, &AllowedAdapters::All).ok(), Some(found), "{asked}");
         }
         let listed: Vec<_> = catalog.listed().collect();
         assert_eq!(
@@ -118,11 +128,27 @@ pub(super) mod tests {
                 ("gpt-4o", 1, false)
             ]
         );
-        let none = Catalog::new(&models[..1]).unwrap().find("c", true).unwrap_err();
+        let none = Catalog::new(&models[..1]).unwrap().find("c", true, &AllowedAdapters::All).unwrap_err();
         assert!(
             none.status == 404 && none.message.contains("'c'") && none.message.contains("'a'"),
             "{none:?}"
         );
+    }
+
+    #[test]
+    fn the_name_of_an_adapter_that_is_not_allowed_is_nobodys() {
+        let models = [model(&["a"], &["pirate", "team-x"])];
+        let catalog = Catalog::new(&models).unwrap();
+        let allowed = AllowedAdapters::only(vec!["team-*".into()]).unwrap();
+        for (asked, found) in
+            [("a", Some(0)), ("team-x", Some(0)), ("pirate", None), ("pirate:latest", None)]
+        {
+            assert_eq!(catalog.find(asked, true, &allowed).ok(), found, "{asked}");
+        }
+        let answer = |asked: &str| format!("{:?}", catalog.find(asked, false, &allowed).unwrap_err());
+        assert_eq!(answer("pirate").replace("pirate", "nobody"), answer("nobody"));
+        let any = Catalog::new(&[model(&["a"], &["pirate"]), model(&["b", "*"], &[])]).unwrap();
+        assert_eq!(any.find("pirate", false, &allowed).ok(), Some(1), "as any other name");
     }
 
     #[test]

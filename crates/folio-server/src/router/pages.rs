@@ -15,11 +15,13 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::adapters::AllowedAdapters;
 use crate::arrival::{Id, JsonRequest};
 use crate::endpoints::anthropic;
 use crate::http::anthropic::is_meant;
 use crate::http::reply::{Reply, json_response};
 use crate::serve::admin_socket;
+use crate::tenancy::tenant::Tenant;
 
 use super::asking::{Head, asked, by_query, first_known};
 use super::engines::Held;
@@ -32,12 +34,13 @@ use super::state::RouterState;
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// OpenAI's list or, for clients that say a version of Anthropic's API, Anthropic's. Whether a model is loaded makes no difference.
-pub(super) async fn models(State(state): State<RouterState>, request: Request) -> Reply {
+pub(super) async fn models(State(state): State<RouterState>, tenant: Tenant, request: Request) -> Reply {
     if is_meant(&request) {
         let names: Vec<&str> =
             state.catalog.listed().filter(|(.., adapter)| !adapter).map(|(name, ..)| name).collect();
         let context = |name: &str| {
-            state.catalog.find(name, false).map_or(1, |model| state.catalog.models[model].context_length)
+            let model = state.catalog.find(name, false, &AllowedAdapters::All);
+            model.map_or(1, |model| state.catalog.models[model].context_length)
         };
         let described = |name: &str| anthropic::described(name, state.created_s, context(name));
         let page = anthropic::page(&names, request.uri().query().unwrap_or_default(), described)?;
@@ -46,14 +49,20 @@ pub(super) async fn models(State(state): State<RouterState>, request: Request) -
     let list: Vec<Value> = state
         .catalog
         .listed()
+        .filter(|(name, _, adapter)| !adapter || tenant.adapters.has(name))
         .map(|(name, model, adapter)| described(&state, name, model, adapter))
         .collect();
     Ok(json_response(json!({"object": "list", "data": list}).to_string()))
 }
 
-pub(super) async fn model(State(state): State<RouterState>, Id(name): Id, request: Request) -> Reply {
-    let model = state.catalog.find(&name, false)?;
-    let adapter = state.catalog.models[model].adapters.contains(&name);
+pub(super) async fn model(
+    State(state): State<RouterState>,
+    tenant: Tenant,
+    Id(name): Id,
+    request: Request,
+) -> Reply {
+    let model = state.catalog.find(&name, false, &tenant.adapters)?;
+    let adapter = state.catalog.is_adapter(model, &name);
     let text = match is_meant(&request) {
         true => anthropic::described(&name, state.created_s, state.catalog.models[model].context_length),
         false => described(&state, &name, model, adapter),
@@ -118,7 +127,7 @@ fn listed(state: &RouterState, name: &str, model: usize) -> Value {
 /// `POST /api/pull`: what there is is here.
 pub(super) async fn pull(State(state): State<RouterState>, head: Head, request: JsonRequest) -> Reply {
     let asked = asked(&state, head.uri.path(), &request).await?;
-    state.catalog.find(&asked.model, true)?;
+    state.catalog.find(&asked.model, true, &request.tenant.adapters)?;
     let success = json!({"status": "success"});
     if asked.whole {
         return Ok(json_response(success.to_string()));
@@ -176,11 +185,11 @@ async fn figures(state: &RouterState, ask: impl Fn(&Held) -> (Passing, PathBuf))
 }
 
 /// `GET /v1/why`: of each model that is loaded, by its name; of one with `?model=NAME`; or of one request, whoever answered it.
-pub(super) async fn why(State(state): State<RouterState>, head: Head) -> Reply {
+pub(super) async fn why(State(state): State<RouterState>, tenant: Tenant, head: Head) -> Reply {
     let query = head.uri.query().unwrap_or_default().to_owned();
     let asks = |what: &str| form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == what);
     if asks("model") {
-        return by_query(State(state), head).await;
+        return by_query(State(state), tenant, head).await;
     }
     if asks("request") {
         return first_known(&state, head.passing(Bytes::new())).await;
@@ -225,7 +234,9 @@ pub(super) async fn index(State(state): State<RouterState>) -> Response<Body> {
         "Folio {} serves these models over OpenAI's, Anthropic's and Ollama's APIs, each loaded when it is asked for:\n\n",
         state.version
     );
-    for (name, model, _) in state.catalog.listed() {
+    // Nobody is asked for a key here.
+    let restricted = state.tenants.restricts_adapters();
+    for (name, model, _) in state.catalog.listed().filter(|(.., adapter)| !(*adapter && restricted)) {
         let context = state.catalog.models[model].context_length;
         let _ = writeln!(text, "  {name} (context {context} tokens)");
     }

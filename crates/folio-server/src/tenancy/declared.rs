@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::adapters::AllowedAdapters;
 use crate::error::ServerError;
 use crate::tenancy::gate::TenantLimits;
 use crate::tenancy::secret::Secret;
@@ -32,6 +33,8 @@ pub struct Declared {
     pub tenants: Vec<DeclaredTenant>,
     /// Of every tenant that has no limits of its own.
     pub default_limits: TenantLimits,
+    /// Of every tenant that has no list of its own.
+    pub default_adapters: AllowedAdapters,
     pub groups: Vec<DeclaredGroup>,
     pub prefixes: Vec<DeclaredPrefix>,
 }
@@ -43,6 +46,8 @@ pub struct DeclaredTenant {
     /// Those of the file; it may have others in the file of keys.
     pub keys: Vec<Secret>,
     pub limits: Option<TenantLimits>,
+    /// Adapters that there are for it.
+    pub adapters: Option<AllowedAdapters>,
     /// Its share of what several tenants want at once.
     pub weight: u32,
     /// Lower runs before other tenants.
@@ -113,6 +118,7 @@ struct TenantsFile {
     #[serde(default)]
     tenants: Vec<TenantEntry>,
     default_limits: Option<LimitsEntry>,
+    default_adapters: Option<Value>,
     #[serde(default)]
     groups: Vec<GroupEntry>,
     #[serde(default)]
@@ -139,6 +145,7 @@ struct TenantEntry {
     guarantee: Option<Value>,
     ceiling: Option<Value>,
     limits: Option<LimitsEntry>,
+    adapters: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -220,7 +227,7 @@ impl Declared {
         let file: TenantsFile = serde_json::from_str(text)
             .map_err(|error| ServerError::Config(format!("the tenants file: {error}")))?;
         let nothing = file.tenants.is_empty() && file.groups.is_empty() && file.prefixes.is_empty();
-        if nothing && file.default_limits.is_none() {
+        if nothing && file.default_limits.is_none() && file.default_adapters.is_none() {
             return Err(ServerError::Config("the tenants file: tenants: names nobody".into()));
         }
         if file.prefixes.len() > PREFIXES_MAX {
@@ -233,6 +240,9 @@ impl Declared {
         let mut declared = Self::default();
         if let Some(limits) = file.default_limits {
             declared.default_limits = limits.read("every tenant")?;
+        }
+        if let Some(list) = file.default_adapters {
+            declared.default_adapters = adapters("every tenant", "default_adapters", &list)?;
         }
         for (index, entry) in file.groups.into_iter().enumerate() {
             let what = format!("group {} ({:?})", index + 1, entry.name);
@@ -302,9 +312,28 @@ impl Declared {
             }
         };
         let limits = entry.limits.map(|limits| limits.read(&what)).transpose()?;
+        let adapters = entry.adapters.map(|list| adapters(&what, "adapters", &list)).transpose()?;
         let id = TenantId(FIRST_TENANT + index as u32);
         let name = entry.name;
-        Ok(DeclaredTenant { id, name, keys, limits, weight, class, priority, group, guarantee, ceiling })
+        Ok(DeclaredTenant {
+            id,
+            name,
+            keys,
+            limits,
+            adapters,
+            weight,
+            class,
+            priority,
+            group,
+            guarantee,
+            ceiling,
+        })
+    }
+
+    /// Whether somebody may not use every adapter.
+    pub fn restricts_adapters(&self) -> bool {
+        let own = self.tenants.iter().filter_map(|tenant| tenant.adapters.as_ref());
+        own.chain([&self.default_adapters]).any(|allowed| *allowed != AllowedAdapters::All)
     }
 
     /// For [`folio_engine::SchedulerConfig::tenant_weights`].
@@ -353,6 +382,18 @@ fn check_name<'a>(
 pub(crate) fn good_name(name: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=64).contains(&name.len()) && name.bytes().all(fine)
+}
+
+/// A list of names and patterns.
+fn adapters(what: &str, field: &str, value: &Value) -> Result<AllowedAdapters, ServerError> {
+    let names = |list: &Vec<Value>| -> Option<Vec<String>> {
+        list.iter().map(|name| name.as_str().map(str::to_owned)).collect()
+    };
+    let Some(names) = value.as_array().and_then(names) else {
+        let reason = format!("{value} is no list of names of adapters, such as [\"sql\", \"team-*\"]");
+        return Err(wrong(what, field, reason));
+    };
+    AllowedAdapters::only(names).map_err(|problem| wrong(what, field, problem))
 }
 
 /// `"25%"`, or a number of blocks.
@@ -414,6 +455,23 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_adapters_is_a_tenants_own_or_the_default() {
+        let declared = parse(
+            r#"{"tenants": [{"name": "a", "keys": ["k"], "adapters": ["sql", "team-*"]}, {"name": "b", "keys": ["l"]},
+                {"name": "c", "keys": ["m"], "adapters": []}], "default_adapters": ["public"]}"#,
+        )
+        .expect("valid");
+        let own = |at: usize| declared.tenants[at].adapters.as_ref();
+        assert!(own(0).is_some_and(|list| list.has("team-x") && !list.has("public")));
+        assert!(own(1).is_none() && declared.default_adapters.has("public"));
+        assert!(own(2).is_some_and(|list| !list.has("sql")));
+        assert!(declared.restricts_adapters());
+        let all = parse(r#"{"tenants": [{"name": "a", "keys": ["k"]}]}"#).expect("valid");
+        assert!(all.default_adapters.has("anything") && !all.restricts_adapters());
+        assert!(parse(r#"{"default_adapters": []}"#).expect("valid").restricts_adapters());
+    }
+
+    #[test]
     fn whoever_wants_no_quota_divides_nothing() {
         let declared = parse(r#"{"tenants": [{"name": "a", "keys": ["k"]}]}"#).expect("valid");
         assert_eq!(declared.quotas(100), []);
@@ -457,6 +515,20 @@ mod tests {
                 &["tenant 2", "priority", "include 0"],
             ),
             (&tenant(r#""name": "x", "keys": ["l"], "priority": {"least": 1}"#), &["least", "line 1"]),
+            (
+                &tenant(r#""name": "x", "keys": ["l"], "adapters": ["sql", ""]"#),
+                &["tenant 2", "adapters", "\"\""],
+            ),
+            (
+                &tenant(r#""name": "x", "keys": ["l"], "adapters": "sql""#),
+                &["tenant 2", "adapters", "no list"],
+            ),
+            (&tenant(r#""name": "x", "keys": ["l"], "adapters": ["a b"]"#), &["tenant 2", "adapters", "a b"]),
+            (&tenant(r#""name": "x", "keys": ["l"], "adapters": [3]"#), &["tenant 2", "adapters", "[3]"]),
+            (
+                r#"{"tenants": [], "default_adapters": {"sql": true}}"#,
+                &["every tenant", "default_adapters", "no list"],
+            ),
             (
                 &tenant(r#""name": "x", "keys": ["l"], "guarantee": "120%""#),
                 &["tenant 2", "guarantee", "120%"],

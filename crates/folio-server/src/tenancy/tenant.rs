@@ -6,6 +6,7 @@ use std::time::Instant;
 use folio_api::ApiError;
 use folio_kv::TenantId;
 
+use crate::adapters::AllowedAdapters;
 use crate::tenancy::declared::PriorityRange;
 use crate::tenancy::gate::{Gate, TenantLimits};
 use crate::tenancy::keys::{Scope, Scopes, sha256};
@@ -28,6 +29,8 @@ pub struct Tenant {
     /// Lower runs before other tenants.
     pub class: i32,
     pub priority: PriorityRange,
+    /// Adapters that there are for it.
+    pub adapters: AllowedAdapters,
     pub(crate) gate: Arc<Gate>,
 }
 
@@ -44,6 +47,7 @@ impl Tenant {
             scopes: Scopes::new(&Scope::DEFAULT),
             class: 0,
             priority: PriorityRange::default(),
+            adapters: AllowedAdapters::default(),
             gate: Arc::new(Gate::new(limits, Instant::now())),
         }
     }

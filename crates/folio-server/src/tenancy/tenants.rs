@@ -20,6 +20,7 @@ use folio_kv::TenantId;
 use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 
+use crate::adapters::AllowedAdapters;
 use crate::error::ServerError;
 use crate::tenancy::declared::Declared;
 use crate::tenancy::gate::TenantLimits;
@@ -43,6 +44,10 @@ pub struct Tenants {
     keys: Vec<([u8; 32], Tenant)>,
     file: Option<File>,
     default_limits: TenantLimits,
+    /// Of every tenant that has no list of its own.
+    default_adapters: AllowedAdapters,
+    /// Somebody may not use every adapter.
+    restricts_adapters: bool,
     /// All that were given, and those with valid keys of the file.
     named: Mutex<TenantNames>,
     groups: Vec<(TenantId, String)>,
@@ -107,6 +112,7 @@ impl Tenants {
             let id = TenantId(keys.len() as u32 + 1);
             let secret = keyring.secret(&digest);
             let mut holder = Tenant::new(id, &format!("key:{}", id.0), secret, declared.default_limits);
+            holder.adapters = declared.default_adapters.clone();
             holder.owner =
                 format!("{ALONE}{}", hex::encode(&sha256(&[b"folio owner", &digest])[..16])).into();
             named.add(holder.clone());
@@ -123,6 +129,8 @@ impl Tenants {
             let mut holder = Tenant::new(declared_tenant.id, &declared_tenant.name, secret, limits);
             holder.cache = group.map_or(holder.id, |group| group.id);
             (holder.class, holder.priority) = (declared_tenant.class, declared_tenant.priority);
+            holder.adapters =
+                declared_tenant.adapters.clone().unwrap_or_else(|| declared.default_adapters.clone());
             if declared_tenant.keys.is_empty() && file.is_none() {
                 return Err(ServerError::Config(format!(
                     "the tenants file: tenant {:?}: keys: is empty, and there is no file of keys, so nobody can be this tenant",
@@ -142,7 +150,10 @@ impl Tenants {
             named.add(holder);
         }
         let secret = keyring.secret(&[0; 32]);
-        let open = Tenant::new(TenantId(0), "anonymous", secret, declared.default_limits);
+        let open = Tenant {
+            adapters: declared.default_adapters.clone(),
+            ..Tenant::new(TenantId(0), "anonymous", secret, declared.default_limits)
+        };
         if keys.is_empty() && file.is_none() {
             named.add(open.clone());
         }
@@ -161,6 +172,8 @@ impl Tenants {
             keys,
             file: None,
             default_limits: declared.default_limits,
+            default_adapters: declared.default_adapters.clone(),
+            restricts_adapters: declared.restricts_adapters(),
             named: Mutex::new(named),
             groups,
             prefixes,
@@ -186,6 +199,11 @@ impl Tenants {
             .map_err(|reason| ServerError::Config(format!("the admin key: {reason}")))?;
         self.admin.push(digest);
         Ok(())
+    }
+
+    /// Whether there are adapters that somebody may not know of.
+    pub fn restricts_adapters(&self) -> bool {
+        self.restricts_adapters
     }
 
     /// Whether anybody may ask.
@@ -267,7 +285,11 @@ impl Tenants {
         }
         let id = TenantId(FIRST_NAMED + named.came);
         named.came += 1;
-        let tenant = Tenant::new(id, name, self.keyring.secret(&owner_digest(name)), self.default_limits);
+        let secret = self.keyring.secret(&owner_digest(name));
+        let tenant = Tenant {
+            adapters: self.default_adapters.clone(),
+            ..Tenant::new(id, name, secret, self.default_limits)
+        };
         named.add(tenant.clone());
         tenant
     }

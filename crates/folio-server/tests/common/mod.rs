@@ -5,6 +5,7 @@ pub mod room;
 pub mod targets;
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,8 +22,8 @@ use folio_engine::{
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
 use folio_server::{
-    App, Engine, ModelFacts, ModelProcess, Parsers, RouterConfig, SamplingDefaults, Server, ServerConfig,
-    WeightFacts, router_of,
+    Adapters, AdaptersLimits, App, Engine, ModelFacts, ModelProcess, Parsers, RouterConfig, SamplingDefaults,
+    Server, ServerConfig, WeightFacts, router_of,
 };
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat, work};
@@ -474,6 +475,14 @@ pub fn app(engine: Arc<dyn Engine>) -> App {
     }
 }
 
+/// The same with adapters of these names, which change nothing.
+pub fn app_with_adapters(engine: Arc<dyn Engine>, names: &[&str]) -> App {
+    let load = |_: &Path| -> Result<folio_engine::Adapter, String> { Ok(Default::default()) };
+    let adapters = Adapters::new(Box::new(load), AdaptersLimits { count: 16, bytes: 1 << 20 }, None);
+    names.iter().for_each(|name| adapters.load_at_start(name, Path::new("/adapter")).unwrap());
+    App { adapters: Arc::new(adapters), ..app(engine) }
+}
+
 /// The same with tools as Hermes' and reasoning in `<think>`, and a context of its own.
 pub fn tool_app(engine: Arc<dyn Engine>, context_length: u32) -> App {
     let parsers = Parsers { tools: ToolFormat::named("hermes"), reasoning: ReasoningFormat::named("think") };
@@ -576,6 +585,13 @@ impl Client {
     /// Of a server of several models, of which there is one ([`SEVERAL`]), which does not start.
     pub fn several(config: &ServerConfig) -> Self {
         Self { router: router_of(config, several()).unwrap(), server: None, key: None }
+    }
+
+    /// The same, whose model has adapters of these names.
+    pub fn several_with_adapters(config: &ServerConfig, names: &[&str]) -> Self {
+        let mut several = several();
+        several.models[0].adapters = names.iter().map(|name| (*name).to_owned()).collect();
+        Self { router: router_of(config, several).unwrap(), server: None, key: None }
     }
 
     fn server(&self) -> &Server {

@@ -55,6 +55,9 @@ const SIZES: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
 
+/// How lines begin that name adapters.
+const ADAPTERS_IN_USE: &str = "vllm:lora_requests_info{";
+
 /// For work of microseconds to milliseconds.
 const SHORT_S: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
@@ -115,6 +118,8 @@ pub struct Metrics {
     pub panics: Counter,
     /// What is said of each tenant, where that was asked for: not for strangers.
     by_tenant: Option<Registry>,
+    /// Names of adapters are for operators.
+    hides_adapters: bool,
     traced: Family<Labels, Counter>,
     batch_lines: Family<Labels, Counter>,
     /// Lines of batches that run.
@@ -216,11 +221,11 @@ impl FrontFigures {
 }
 
 impl Metrics {
-    /// `by_tenant`: what the page says of each tenant, where that was asked for.
+    /// `hides_adapters`: names of adapters are for operators. `by_tenant`: what the page says of each tenant, where that was asked for.
     pub(crate) fn new(
         engine: &Arc<dyn Engine>,
         kv_events: Option<Arc<KvEvents>>,
-        adapters: Arc<Adapters>,
+        (adapters, hides_adapters): (Arc<Adapters>, bool),
         model: &str,
         by_tenant: Option<Box<dyn Collector>>,
     ) -> Self {
@@ -283,6 +288,7 @@ impl Metrics {
             },
             registry,
             by_tenant: of_tenants,
+            hides_adapters,
         };
         drop(metrics.traced());
         for reason in ["stop", "length", "content_filter", "abort", "error"] {
@@ -404,11 +410,14 @@ impl Metrics {
     }
 
     /// The page: OpenMetrics where the scraper accepts it, else Prometheus' classic text.
-    /// `tenants`: with what is said of each tenant, by its name.
-    pub fn render(&self, openmetrics: bool, tenants: bool) -> Result<(String, &'static str), fmt::Error> {
+    /// `operator`: with what is said of each tenant, by its name, and of adapters that not everybody may know of.
+    pub fn render(&self, openmetrics: bool, operator: bool) -> Result<(String, &'static str), fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
-        if let Some(by_tenant) = self.by_tenant.as_ref().filter(|_| tenants) {
+        if self.hides_adapters && !operator {
+            text = text.split_inclusive('\n').filter(|line| !line.starts_with(ADAPTERS_IN_USE)).collect();
+        }
+        if let Some(by_tenant) = self.by_tenant.as_ref().filter(|_| operator) {
             text.truncate(text.trim_end().strip_suffix("# EOF").map_or(text.len(), str::len));
             encode(&mut text, by_tenant)?;
         }
