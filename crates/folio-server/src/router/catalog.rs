@@ -140,8 +140,7 @@ pub(super) mod tests {
         let models = [model(&["a"], &["pirate", "team-x"])];
         let catalog = Catalog::new(&models).unwrap();
         let allowed = AllowedAdapters::only(vec!["team-*".into()]).unwrap();
-        for (asked, found) in
-            [("a", Some(0)), ("team-x", Some(0)), ("pirate", None), ("pirate:latest", None)]
+        for (asked, found) in [("a", Some(0)), ("team-x", Some(0)), ("pirate", None), ("pirate:latest", None)]
         {
             assert_eq!(catalog.find(asked, true, &allowed).ok(), found, "{asked}");
         }
