@@ -15,6 +15,7 @@ mod advice;
 mod breaks;
 mod change_cost;
 mod config;
+mod evidence;
 mod history;
 mod kind;
 mod latencies;

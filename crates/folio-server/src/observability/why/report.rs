@@ -9,8 +9,9 @@ use folio_kv::{Holdings, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::account::{Account, Spending};
-use super::advice::{Advice, Evidence, TierRoom, advise};
+use super::advice::{Advice, advise};
 use super::config::{WhyConfig, seconds, since};
+use super::evidence::{Evidence, TierRoom};
 use super::history::Sample;
 use super::latencies::Latencies;
 use super::prompts::Prompts;
