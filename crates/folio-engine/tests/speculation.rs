@@ -554,17 +554,19 @@ fn where_steps_differ_no_batch_is_slower() {
     }
 }
 
-/// Up to 36 rows come for the price of one: 32 sequences have the four drafts by turns.
+/// Up to 36 rows come for the price of one: 32 sequences have the four drafts by turns, and not the first 94 and the last those it is tried with.
 #[test]
 fn where_not_all_get_drafts_all_get_on() {
     let (time, mut state) = (Arc::default(), 7);
     let device = Device::waited_for(|rows| 50_000 + 1600 * rows.saturating_sub(36));
     let engine = modelled(unrepeated, device, &time);
+    // What 36 rows take is known.
+    predicted_at_random(&engine, &time, &mut state, (36, 100, false));
     let mut ask = || predicted_at_random(&engine, &time, &mut state, (32, 100, true));
     (0..3).for_each(|_| drop(ask()));
     let drafts: Vec<u32> = ask().iter().map(|answer| answer.drafts).collect();
     let (least, most) = (drafts.iter().min(), drafts.iter().max());
-    assert!(least > Some(&5) && most < Some(&30), "{drafts:?}");
+    assert!(least > Some(&3) && most < Some(&50), "{drafts:?}");
 }
 
 /// What a row more takes changes with what else the machine does, also while there are steps with many of them and no others.

@@ -22,7 +22,7 @@ use serde_json::json;
 
 use crate::config::Limits;
 use crate::http::Shared;
-use crate::http::connections::HoldingBody;
+use crate::http::connections::{Busy, HoldingBody};
 use crate::http::reply::{AlreadyCounted, Refusal};
 use crate::http::{Peer, anthropic, caught, check_content_type, fresh_id, ollama, read_body};
 use crate::load::{Counted, Load};
@@ -124,7 +124,7 @@ pub(crate) async fn let_in(
     let generating = GENERATING.contains(&request.uri().path());
     let answer = async |request| {
         let response = next.run(request).await;
-        gate.iter().fold(response, |response, gate| counted(load, gate, response))
+        counted(load, gate.as_ref().unwrap_or(&load.strangers), response)
     };
     let mut response = answered(load, log, Listener::Serving, request, tenant, answer).await;
     let passed_on = response.extensions().get::<PassedOn>().is_some();
@@ -160,7 +160,8 @@ fn counted(load: &Load, gate: &Arc<Gate>, response: Response<Body>) -> Response<
     }
 }
 
-/// Names the request, answers it or says why not, and counts.
+/// Names the request, answers it or says why not, and counts. The connection of somebody known makes no room for others until the answer was
+/// taken.
 pub async fn answered(
     load: &Load,
     log: &impl RequestLog,
@@ -184,6 +185,9 @@ pub async fn answered(
     let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let peer = request.extensions().get::<Peer>().copied();
     let who = asking.as_ref().ok().and_then(|tenant| tenant.as_ref());
+    let busy = request.extensions_mut().remove::<Arc<Busy>>();
+    let known = who.is_some() || request.extensions().get::<Arc<Gate>>().is_some();
+    let busy = busy.filter(|_| known);
     let who = who.map(|tenant| (tenant.name.clone(), tenant.key.clone()));
     let mut response = match asking {
         Ok(tenant) => {
@@ -233,7 +237,10 @@ pub async fn answered(
     {
         tokio::time::sleep(delay).await;
     }
-    response
+    match busy {
+        Some(busy) => response.map(|body| Body::new(HoldingBody::new(body, busy))),
+        None => response,
+    }
 }
 
 /// Who asks, if the route wants to know; or why not. Every request of a tenant is let in here, before a byte of its body is read.

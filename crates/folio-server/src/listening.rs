@@ -148,13 +148,12 @@ async fn speak<T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static>(
 ) -> Result<(), String> {
     let Service { peer, place, router } = service;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let busy = place.begin();
         let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Arc::new(place.begin()));
         if let Some(peer) = peer.or_else(|| told_peer(request.headers_mut())) {
             request.extensions_mut().insert(peer);
         }
-        let answer = router.clone().oneshot(request);
-        async move { answer.await.map(|response| busy.around(response)) }
+        router.clone().oneshot(request)
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use crate::config::Limits;
 use crate::http::refused::RefusedPeers;
 use crate::tenancy::answering::Answering;
+use crate::tenancy::gate::Gate;
 use crate::tenancy::unread::Budget;
 use crate::threads::{FILES, Pool, WorkLost};
 
@@ -34,6 +35,8 @@ pub(crate) struct Load {
     pub in_flight: Arc<InFlight>,
     /// Requests that take a connection each.
     pub answering: Arc<Answering>,
+    /// Of whoever asks what needs no key: what is held for all of them together.
+    pub strangers: Arc<Gate>,
     /// Who is refused again and again.
     pub refused: RefusedPeers,
     /// No new generation is taken.
@@ -60,6 +63,7 @@ impl Load {
             unread: Budget::new(limits.unread_bytes, limits.in_flight_bytes, limits.write_timeout),
             in_flight: Arc::default(),
             answering: Answering::new(limits.connections),
+            strangers: Arc::new(Gate::new(Default::default(), Instant::now())),
             refused: RefusedPeers::new(Instant::now()),
             draining: AtomicBool::new(false),
             panics,

@@ -704,9 +704,10 @@ fn ids(value: &Value) -> Vec<u64> {
 fn servable(checkpoint: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo");
-    let own = ["config.json", "model.safetensors"].map(|file| checkpoint.join(file));
+    let own = std::fs::read_dir(checkpoint).expect("a fixture").map(|file| file.expect("a file").path());
+    let of_expected = |file: &PathBuf| file.file_stem().is_some_and(|name| name == "expected");
     let files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"];
-    for file in own.into_iter().chain(files.map(|file| demo.join(file))) {
+    for file in own.filter(|file| !of_expected(file)).chain(files.map(|file| demo.join(file))) {
         std::fs::copy(&file, folder.path().join(file.file_name().expect("a name"))).expect("copied");
     }
     folder
@@ -766,7 +767,7 @@ fn a_draft_model_may_have_windows_and_no_states() {
         let [drafted, right] = ["num_draft_tokens", "num_accepted_draft_tokens"]
             .map(|field| drafts[field].as_u64().unwrap_or(0));
         // It is the same model.
-        assert!(drafted > 10 && right * 10 > drafted * 9, "{name}: {drafts}");
+        assert!(drafted > 3 && right * 10 > drafted * 9, "{name}: {drafts}");
     }
     for (name, what) in [
         ("qwen3_next", "layers keep a state of all positions"),

@@ -432,7 +432,8 @@ mod tests {
     /// Each kind of rules and all together, with a text and each two places in it.
     fn each(mut check: impl FnMut(&dyn Rules, &[u32], usize, usize)) {
         let tokenizer = crate::decoding::guides::tests::tokenizer();
-        let thinks = REASONING_FORMATS.iter().find(|format| !format.harmony).expect("a format with marks");
+        let thinks =
+            REASONING_FORMATS.iter().find(|format| format.open == "[THINK]").expect("a format in signs");
         let text = format!("{}said once and said twice{}said", thinks.open, thinks.close);
         let encode = |text: &str| tokenizer.encode(text, false, usize::MAX).expect("a text");
         let tokens = encode(&text);

@@ -1,8 +1,8 @@
 //! The connections of one listener: how many there may be, which one makes room, and how long a peer may not read.
 //!
-//! Owns: their number. Invariants: there are never more than the limit; a connection on which a request is being read, answered or
-//! written is never closed to make room; where all are busy, new ones wait in the system's backlog. So ten thousand connections
-//! that say nothing lock nobody out: the one idle for longest goes.
+//! Owns: their number. Invariants: there are never more than the limit; a connection on which a request of somebody known is being read,
+//! answered or written is never closed to make room; where all are busy, new ones wait in the system's backlog. So ten thousand
+//! connections that say nothing, or ask what needs no key and read it slowly, lock nobody out: the one idle for longest goes.
 //!
 //! Cost per request: a few operations on a map behind a lock that is never held across anything else.
 
@@ -15,7 +15,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::Response;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -59,7 +58,7 @@ pub(crate) struct ConnectionPlace {
     close: Arc<Notify>,
 }
 
-/// A request on a connection, until its answer is written.
+/// A request on a connection, until its answer is written, or it turns out that nobody knows who asks.
 pub(crate) struct Busy(Arc<ConnectionPlace>);
 
 impl Connections {
@@ -152,13 +151,6 @@ impl Drop for ConnectionPlace {
         }
         drop(inner);
         self.all.changed.notify_waiters();
-    }
-}
-
-impl Busy {
-    /// The answer, which keeps the connection busy until its last byte was taken.
-    pub fn around(self, response: Response<Body>) -> Response<Body> {
-        response.map(|body| Body::new(HoldingBody::new(body, self)))
     }
 }
 

@@ -318,6 +318,33 @@ async fn whoever_reads_its_own_response_again_and_again_leaves_connections_to_ot
     victim(address, 5).await;
 }
 
+/// Whoever has no key asks for what needs none, again and again on each connection, and reads nothing of it; or guesses keys.
+#[tokio::test]
+async fn strangers_who_do_not_read_leave_connections_and_memory_to_others() {
+    const CONNECTIONS: usize = 8;
+    const ROOM: usize = 16 << 20;
+    let limits = Limits { connections: CONNECTIONS, in_flight_bytes: ROOM, ..Limits::default() };
+    let served = served(limits, json!({})).await;
+    let address = served.address;
+    let asked = [
+        "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2000),
+        "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer guess\r\n\r\n".repeat(2000),
+    ];
+    let mut open = Vec::new();
+    for round in 0..4 {
+        for at in 0..CONNECTIONS {
+            let mut socket = TcpStream::connect(address).await.unwrap();
+            // As much of it as is taken; it may be closed already.
+            let asks = socket.write_all(asked[at % 2].as_bytes());
+            let _ = tokio::time::timeout(Duration::from_millis(50), asks).await;
+            open.push(socket);
+        }
+        victim(address, 3).await;
+        let held = metric(address, "folio:in_flight_bytes").await;
+        assert!(held <= (ROOM / 2 + (CONNECTIONS << 16)) as f64, "round {round}: {held} of {ROOM}");
+    }
+}
+
 /// Limits on how much runs at once hold for requests without a body, too.
 #[tokio::test]
 async fn requests_without_a_body_have_as_many_places_as_those_with_one() {

@@ -31,7 +31,7 @@ use crate::tokenizer::{
     Encoder, Object, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts, parse_object, token_content,
 };
 use beside::AddedSpec;
-use model::{CONVERT, Model};
+use model::{CONVERT, ModelProto};
 use vocabulary::Vocabulary;
 
 pub(crate) const FILE: &str = "tokenizer.model";
@@ -70,7 +70,7 @@ pub(crate) fn tokenizer(file: &[u8], beside: BesideModel<'_>) -> Result<Tokenize
             "it is tiktoken's, a list of tokens and ranks, which does not say how texts are cut into words{CONVERT}"
         )));
     }
-    let model = Model::read(file).map_err(bad)?;
+    let model = ModelProto::read(file).map_err(bad)?;
     let config = parse_object(CONFIG, beside.tokenizer_config)?;
     let map = parse_object("special_tokens_map.json", beside.special_tokens_map)?;
     check_class(&config)?;
@@ -151,7 +151,7 @@ fn check_class(config: &Object) -> Result<(), TextError> {
 type Roles = (BTreeMap<String, String>, Vec<AddedSpec>);
 
 /// What neither file names is as the model says; what one of them has as `null` there is not.
-fn roles(model: &Model<'_>, config: &Object, map: &Object) -> Result<Roles, TextError> {
+fn roles(model: &ModelProto<'_>, config: &Object, map: &Object) -> Result<Roles, TextError> {
     let (mut named, mut special) = (BTreeMap::new(), Vec::new());
     let of_model = [("bos", model.bos), ("eos", model.eos), ("unk", Some(model.unk)), ("pad", model.pad)];
     for (name, id) in of_model {

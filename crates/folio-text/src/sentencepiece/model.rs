@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use folio_model::checkpoint::gguf::TokenKind;
 
-use super::wire::Fields;
+use super::wire::WireFields;
 
 /// The largest vocabularies have some 260,000.
 const PIECES_MAX: usize = 1 << 20;
@@ -19,7 +19,7 @@ const PIECE_BYTES_MAX: usize = 512;
 pub(super) const CONVERT: &str =
     "; convert the tokenizer with transformers' `AutoTokenizer.from_pretrained(...).save_pretrained(...)`";
 
-pub(super) struct Piece<'a> {
+pub(super) struct StoredPiece<'a> {
     pub text: &'a str,
     /// Not NaN.
     pub score: f32,
@@ -46,9 +46,9 @@ struct Normalizer<'a> {
 }
 
 /// A checked model.
-pub(super) struct Model<'a> {
+pub(super) struct ModelProto<'a> {
     /// By id; all different, and none is empty.
-    pub pieces: Vec<Piece<'a>>,
+    pub pieces: Vec<StoredPiece<'a>>,
     pub ids: HashMap<&'a str, u32>,
     pub unk: u32,
     pub bos: Option<u32>,
@@ -59,19 +59,19 @@ pub(super) struct Model<'a> {
     pub dummy_prefix: bool,
 }
 
-impl<'a> Model<'a> {
+impl<'a> ModelProto<'a> {
     /// An error is a sentence about the file.
     pub(super) fn read(file: &'a [u8]) -> Result<Self, String> {
         let mut pieces = Vec::new();
         let mut trainer = Trainer::default();
         let mut normalizer = Normalizer::default();
-        let mut fields = Fields::of(file);
+        let mut fields = WireFields::of(file);
         while let Some(field) = fields.next()? {
             match field.number {
                 1 if pieces.len() == PIECES_MAX => {
                     return Err(format!("it has more than {PIECES_MAX} pieces"));
                 }
-                1 => pieces.push(Piece::read(field.message("pieces")?, pieces.len())?),
+                1 => pieces.push(StoredPiece::read(field.message("pieces")?, pieces.len())?),
                 2 => trainer.read(field.message("trainer_spec")?)?,
                 3 => normalizer.read(field.message("normalizer_spec")?)?,
                 _ => {}
@@ -85,7 +85,11 @@ impl<'a> Model<'a> {
         Self::of(pieces, &trainer, &normalizer)
     }
 
-    fn of(pieces: Vec<Piece<'a>>, trainer: &Trainer, normalizer: &Normalizer<'_>) -> Result<Self, String> {
+    fn of(
+        pieces: Vec<StoredPiece<'a>>,
+        trainer: &Trainer,
+        normalizer: &Normalizer<'_>,
+    ) -> Result<Self, String> {
         let mut ids = HashMap::with_capacity(pieces.len());
         let mut unk = None;
         for (id, piece) in (0u32..).zip(&pieces) {
@@ -119,7 +123,7 @@ impl<'a> Model<'a> {
 }
 
 /// Either all bytes are pieces, or none is.
-fn check_bytes(pieces: &[Piece<'_>], ids: &HashMap<&str, u32>, fallback: bool) -> Result<(), String> {
+fn check_bytes(pieces: &[StoredPiece<'_>], ids: &HashMap<&str, u32>, fallback: bool) -> Result<(), String> {
     let count = pieces.iter().filter(|piece| piece.kind == TokenKind::Byte).count();
     if !fallback && count > 0 {
         return Err(format!(
@@ -144,8 +148,8 @@ fn check_bytes(pieces: &[Piece<'_>], ids: &HashMap<&str, u32>, fallback: bool) -
     }
 }
 
-impl<'a> Piece<'a> {
-    fn read(mut fields: Fields<'a>, id: usize) -> Result<Self, String> {
+impl<'a> StoredPiece<'a> {
+    fn read(mut fields: WireFields<'a>, id: usize) -> Result<Self, String> {
         let (mut text, mut score, mut kind) = ("", 0.0f32, 1);
         let of = |sentence: String| format!("in its piece {id} {sentence}");
         while let Some(field) = fields.next().map_err(of)? {
@@ -185,7 +189,7 @@ impl Default for Trainer {
 }
 
 impl Trainer {
-    fn read(&mut self, mut fields: Fields<'_>) -> Result<(), String> {
+    fn read(&mut self, mut fields: WireFields<'_>) -> Result<(), String> {
         while let Some(field) = fields.next()? {
             match field.number {
                 3 => self.model_type = field.int("trainer_spec.model_type")?,
@@ -235,7 +239,7 @@ impl Default for Normalizer<'_> {
 }
 
 impl<'a> Normalizer<'a> {
-    fn read(&mut self, mut fields: Fields<'a>) -> Result<(), String> {
+    fn read(&mut self, mut fields: WireFields<'a>) -> Result<(), String> {
         while let Some(field) = fields.next()? {
             match field.number {
                 1 => self.name = field.text("normalizer_spec.name")?,

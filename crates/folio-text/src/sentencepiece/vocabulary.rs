@@ -9,7 +9,7 @@ use folio_model::checkpoint::gguf::TokenKind;
 
 use super::FILE;
 use super::beside::{AddedSpec, Listed, bad};
-use super::model::Model;
+use super::model::ModelProto;
 use crate::added::{Added, AddedTokens};
 use crate::error::TextError;
 use crate::pieces::SPACE;
@@ -39,7 +39,7 @@ pub(super) struct Vocabulary {
 impl Vocabulary {
     /// `special`: tokens that are special if they are tokens.
     pub(super) fn new(
-        model: &Model<'_>,
+        model: &ModelProto<'_>,
         listed: &[Listed],
         special: &[AddedSpec],
     ) -> Result<Self, TextError> {
@@ -64,7 +64,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    fn of_pieces(model: &Model<'_>) -> Self {
+    fn of_pieces(model: &ModelProto<'_>) -> Self {
         let mut searched = BTreeMap::new();
         for (id, piece) in (0u32..).zip(&model.pieces) {
             let is_special = match piece.kind {
@@ -87,7 +87,7 @@ impl Vocabulary {
     }
 
     /// Takes the texts away from pieces that are to have others, and makes ids behind the last piece.
-    fn make_room(&mut self, model: &Model<'_>, listed: &[Listed]) -> Result<(), TextError> {
+    fn make_room(&mut self, model: &ModelProto<'_>, listed: &[Listed]) -> Result<(), TextError> {
         let pieces = model.pieces.len();
         let mut seen = HashSet::new();
         for Listed { id, file, token } in listed {
@@ -125,7 +125,7 @@ impl Vocabulary {
         Ok(())
     }
 
-    fn insert(&mut self, model: &Model<'_>, listed: &Listed) -> Result<(), TextError> {
+    fn insert(&mut self, model: &ModelProto<'_>, listed: &Listed) -> Result<(), TextError> {
         let Listed { id, file, token } = listed;
         let (id, text) = (*id, &token.content);
         if text.is_empty() {
@@ -181,7 +181,7 @@ impl Vocabulary {
     }
 
     /// Of added tokens, which are never merged, 0.
-    pub(super) fn scores(&self, model: &Model<'_>) -> Vec<f32> {
+    pub(super) fn scores(&self, model: &ModelProto<'_>) -> Vec<f32> {
         let mut scores: Vec<f32> = model.pieces.iter().map(|piece| piece.score).collect();
         scores.resize(self.tokens.len(), 0.0);
         scores

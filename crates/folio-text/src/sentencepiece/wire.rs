@@ -1,4 +1,4 @@
-//! Fields of a protobuf message, as far as a tokenizer.model has them.
+//! WireFields of a protobuf message, as far as a tokenizer.model has them.
 //!
 //! Owns: the wire format (varints, fixed 32 and 64 bits, and runs of bytes; groups are refused). Must never: read past the message, or allocate:
 //! a length is held against what is left before it is used, and a run of bytes is a place in the file.
@@ -7,7 +7,7 @@
 
 /// The fields of a message that lies in a file, in order.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(super) struct WireFields<'a> {
     file: &'a [u8],
     at: usize,
     end: usize,
@@ -15,30 +15,30 @@ pub(super) struct Fields<'a> {
 
 /// A field of a message: its number, what it holds, and where in the file it begins.
 #[derive(Clone, Copy)]
-pub(super) struct Field<'a> {
+pub(super) struct WireField<'a> {
     pub number: u32,
     start: usize,
-    value: Value<'a>,
+    value: WireValue<'a>,
 }
 
 #[derive(Clone, Copy)]
-enum Value<'a> {
+enum WireValue<'a> {
     Varint(u64),
     Fixed32([u8; 4]),
     Fixed64,
-    Bytes(Fields<'a>),
+    Bytes(WireFields<'a>),
 }
 
 /// The largest number of a field.
 const NUMBER_MAX: u64 = (1 << 29) - 1;
 
-impl<'a> Fields<'a> {
+impl<'a> WireFields<'a> {
     pub(super) fn of(file: &'a [u8]) -> Self {
         Self { file, at: 0, end: file.len() }
     }
 
     /// The next field; an error is a sentence that says where it is.
-    pub(super) fn next(&mut self) -> Result<Option<Field<'a>>, String> {
+    pub(super) fn next(&mut self) -> Result<Option<WireField<'a>>, String> {
         if self.at == self.end {
             return Ok(None);
         }
@@ -49,26 +49,26 @@ impl<'a> Fields<'a> {
             return Err(format!("at byte {start} is a field of number {number}, which there cannot be"));
         }
         let value = match tag & 7 {
-            0 => Value::Varint(self.varint()?),
+            0 => WireValue::Varint(self.varint()?),
             1 => {
                 self.take(8)?;
-                Value::Fixed64
+                WireValue::Fixed64
             }
             2 => {
                 let length = self.varint()?;
                 let from = self.at;
                 self.take(length)?;
-                Value::Bytes(Fields { file: self.file, at: from, end: self.at })
+                WireValue::Bytes(WireFields { file: self.file, at: from, end: self.at })
             }
             5 => {
                 let from = self.at;
                 self.take(4)?;
                 let bytes = &self.file[from..self.at];
-                Value::Fixed32([bytes[0], bytes[1], bytes[2], bytes[3]])
+                WireValue::Fixed32([bytes[0], bytes[1], bytes[2], bytes[3]])
             }
             wire => return Err(format!("at byte {start} is a field of wire type {wire}, which is not read")),
         };
-        Ok(Some(Field { number: number as u32, start, value }))
+        Ok(Some(WireField { number: number as u32, start, value }))
     }
 
     /// All bytes of it that are not read.
@@ -109,10 +109,10 @@ impl<'a> Fields<'a> {
 }
 
 /// `name` is the field's in messages.
-impl<'a> Field<'a> {
-    pub(super) fn message(self, name: &str) -> Result<Fields<'a>, String> {
+impl<'a> WireField<'a> {
+    pub(super) fn message(self, name: &str) -> Result<WireFields<'a>, String> {
         match self.value {
-            Value::Bytes(fields) => Ok(fields),
+            WireValue::Bytes(fields) => Ok(fields),
             _ => Err(self.unlike(name, "bytes")),
         }
     }
@@ -124,7 +124,7 @@ impl<'a> Field<'a> {
 
     pub(super) fn float(self, name: &str) -> Result<f32, String> {
         match self.value {
-            Value::Fixed32(bytes) => Ok(f32::from_le_bytes(bytes)),
+            WireValue::Fixed32(bytes) => Ok(f32::from_le_bytes(bytes)),
             _ => Err(self.unlike(name, "a 32-bit number")),
         }
     }
@@ -132,24 +132,24 @@ impl<'a> Field<'a> {
     /// An `int32` or an enumeration: the lowest 32 bits count.
     pub(super) fn int(self, name: &str) -> Result<i32, String> {
         match self.value {
-            Value::Varint(value) => Ok(value as i32),
+            WireValue::Varint(value) => Ok(value as i32),
             _ => Err(self.unlike(name, "a number")),
         }
     }
 
     pub(super) fn flag(self, name: &str) -> Result<bool, String> {
         match self.value {
-            Value::Varint(value) => Ok(value != 0),
+            WireValue::Varint(value) => Ok(value != 0),
             _ => Err(self.unlike(name, "a flag")),
         }
     }
 
     fn unlike(self, name: &str, expected: &str) -> String {
         let found = match self.value {
-            Value::Varint(_) => "a varint",
-            Value::Fixed32(_) => "32 bits",
-            Value::Fixed64 => "64 bits",
-            Value::Bytes(_) => "bytes",
+            WireValue::Varint(_) => "a varint",
+            WireValue::Fixed32(_) => "32 bits",
+            WireValue::Fixed64 => "64 bits",
+            WireValue::Bytes(_) => "bytes",
         };
         format!("`{name}` at byte {} is {found}, expected {expected}", self.start)
     }
@@ -160,8 +160,8 @@ mod tests {
     use super::*;
 
     /// The first field, or the refusal of it.
-    fn first(bytes: &[u8]) -> Result<Field<'_>, String> {
-        Fields::of(bytes).next().map(|field| field.expect("one"))
+    fn first(bytes: &[u8]) -> Result<WireField<'_>, String> {
+        WireFields::of(bytes).next().map(|field| field.expect("one"))
     }
 
     fn refusal(bytes: &[u8]) -> String {
@@ -172,7 +172,7 @@ mod tests {
     fn fields_are_read_in_order_and_unknown_ones_are_passed_over() {
         let bytes =
             [0x08, 0x96, 0x01, 0x11, 1, 2, 3, 4, 5, 6, 7, 8, 0x1A, 2, b'h', b'i', 0x25, 0, 0, 0x80, 0x3F];
-        let mut fields = Fields::of(&bytes);
+        let mut fields = WireFields::of(&bytes);
         let mut next = || fields.next().expect("sound");
         let number = next().expect("the first");
         assert_eq!((number.number, number.int("n")), (1, Ok(150)));
