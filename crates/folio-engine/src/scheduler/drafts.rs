@@ -113,8 +113,8 @@ impl Scheduler {
         self.step.drafters.clear();
         let step = self.next_step();
         let (mut rows, mut waiting, mut kind) = (0, 0, StepKind::Alone);
-        // There were in the last plan, or somebody who runs has one.
-        let mut prompts = self.step.granted > self.step.decodes;
+        // Somebody who runs has one; or there were in the last plan, and more wait.
+        let mut prompts = self.step.granted > self.step.decodes && self.waiting.len() > 0;
         for at in 0..self.running.len() {
             let slot = self.running[at].1;
             let sequence = &self.sequences[slot];
