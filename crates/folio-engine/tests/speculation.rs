@@ -438,6 +438,24 @@ fn beside_a_prompt_a_draft_costs_what_a_row_of_the_prompt_does() {
     }
 }
 
+/// What a row of a chunk takes is nothing to go by in a step without one, though the one before it had eight prompts.
+#[test]
+fn behind_the_last_prompt_drafts_cost_what_rows_of_decodes_do() {
+    let us = |rows: u64| 4700 * rows.min(200) + 300 * rows.saturating_sub(200);
+    let (time, mut state) = (Arc::default(), 7);
+    let engine = modelled(unrepeated, Device::waited_for(us), &time);
+    let long: Vec<u32> = (1_000_000..1_001_900).map(unrepeated).collect();
+    for _ in 0..3 {
+        ask_these(&engine, 2, &[(&long, 1, None)], &time);
+        predicted_at_random(&engine, &time, &mut state, (8, 95, false));
+    }
+    let drafts: Vec<u32> = (0..3)
+        .flat_map(|_| predicted_at_random(&engine, &time, &mut state, (8, 95, true)))
+        .map(|answer| answer.drafts)
+        .collect();
+    assert!(drafts.iter().all(|drafts| *drafts < 10), "{drafts:?}");
+}
+
 /// In a full pool drafts take what is free, behind everybody's own token: where all are wrong, nobody is preempted for them, and it
 /// takes as many steps.
 #[test]

@@ -53,7 +53,7 @@ impl Scheduler {
     }
 
     /// Of what is proposed, what its guide is not known to forbid; and what it leaves alone is proposed.
-    pub(super) fn obey_guide(&mut self, slot: Slot) {
+    pub(super) fn filter_drafts(&mut self, slot: Slot) {
         let sequence = &mut self.sequences[slot];
         let Some(guide) = sequence.guide.as_ref().filter(|_| sequence.choice.is_some()) else { return };
         let forced = guide.0.draft(&mut sequence.drafts);
@@ -125,7 +125,7 @@ impl Scheduler {
             }
             rows += 1;
             if !sequence.is_under_way() {
-                self.obey_guide(slot);
+                self.filter_drafts(slot);
             }
             let sequence = &self.sequences[slot];
             // A prompt ends once.

@@ -200,6 +200,9 @@ impl Guide for Avoiding {
     }
 
     fn draft(&self, drafts: &mut Vec<u32>) -> usize {
+        if drafts.is_empty() {
+            return 0;
+        }
         let last = self.last.lock();
         let said = [&last, &drafts[..]].concat();
         let is_forbidden =
@@ -358,8 +361,11 @@ impl Guide for Budgeted {
 
     /// The closing mark is as certain behind drafts that spend the budget.
     fn draft(&self, drafts: &mut Vec<u32>) -> usize {
-        let mut state = self.state.lock().clone();
-        let mut forced = 0;
+        let state = self.state.lock();
+        if drafts.is_empty() && !matches!(*state, ThinkingState::Closing(_)) {
+            return 0;
+        }
+        let (mut state, mut forced) = (state.clone(), 0);
         for at in 0..DRAFTS_MAX as usize {
             if let ThinkingState::Closing(written) = state
                 && let Some(next) = self.close.get(written)
