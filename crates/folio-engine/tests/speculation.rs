@@ -583,8 +583,9 @@ fn where_not_all_get_drafts_all_get_on() {
     let mut ask = || predicted_at_random(&engine, &time, &mut state, (32, 100, true));
     (0..3).for_each(|_| drop(ask()));
     let drafts: Vec<u32> = ask().iter().map(|answer| answer.drafts).collect();
-    let (least, most) = (drafts.iter().min(), drafts.iter().max());
-    assert!(least > Some(&3) && most < Some(&50), "{drafts:?}");
+    // Three are the trial.
+    let served = drafts.iter().filter(|drafts| **drafts > 3).count();
+    assert!(served > 24 && drafts.iter().max() < Some(&50), "{drafts:?}");
 }
 
 /// What a row more takes changes with what else the machine does, also while there are steps with many of them and no others.
