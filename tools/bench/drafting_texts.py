@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What drafts from text gain on real texts, at the measured cost of a model's steps.
+"""What drafts from text gain on real texts, in the steps of a model's shape.
 
-    drafting_texts.py --folio target/release/folio [--model tools/bench/shapes/llama-1b] [--load-format dummy:Q4_0] [--rounds 3]
+    drafting_texts.py --folio target/release/folio [--model tools/bench/shapes/llama-1b] [--load-format dummy:Q4_0] [--repeat 3] [--out FILE]
 
-What steps of so many rows take is measured with `folio bench engine` (so many sequences that decode), and the texts are this repository's own: a file that is
-given back with the changes of a real commit; the same changes as an agent makes them, in calls that quote what they replace, behind the file that
-it read; and an answer about a document that quotes it. `cargo run --example drafting_texts` says what drafting makes of each. Standard library only.
+The texts are this repository's own: a file that is given back with the changes of a real commit; the same changes as an agent makes them, in calls
+that quote what they replace, behind the file that it read; and an answer about a document that quotes it. `folio bench engine --texts` says them with
+drafts and without, in turn. Standard library only.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import difflib
 import json
 import os
 import re
-import statistics
 import subprocess
 import tempfile
 
@@ -22,9 +21,8 @@ from common import folio_version, machine, now
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 # A file of about 4,000 words, as a commit found and left it.
-COMMIT, FILE = "99974b52", "crates/folio-engine/src/scheduler/drafts.rs"
-DOCUMENT = "docs/speculation.md"
-ROWS = [1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17]
+COMMIT, FILE = "c24f1f00", "crates/folio-engine/src/scheduler/fair.rs"
+DOCUMENT = "docs/kv-cache.md"
 
 
 def git(*args):
@@ -34,7 +32,7 @@ def git(*args):
 def texts():
     """Name to prompt, answer, prediction."""
     before, after = (git("show", f"{revision}:{FILE}") for revision in (f"{COMMIT}^", COMMIT))
-    asked = f"Here is {FILE}:\n```\n{before}```\nSplit what decides on drafts into three functions.\n"
+    asked = f"Here is {FILE}:\n```\n{before}```\nMake what was said about it.\n"
     old, new = before.splitlines(True), after.splitlines(True)
     calls = []
     for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(2):
@@ -49,17 +47,9 @@ def texts():
     return {
         "a file with changes": (asked, after, before),
         "an agent's edits": (f"{asked}{read}\n", "\n".join(calls), ""),
-        "quotes with remarks": (f"{document}\nWhat does it say about costs? Quote it.\n", quotes, ""),
         "quotes": (f"{document}\nWhat does it say about costs? Quote it.\n", "\n".join(sentences), ""),
+        "quotes with remarks": (f"{document}\nWhat does it say about costs? Quote it.\n", quotes, ""),
     }
-
-
-def curve(folio, model, load, depth):
-    """Microseconds of a step by its rows: so many sequences that decode behind `depth` tokens each."""
-    command = [folio, "bench", "engine", model, "--load-format", load, "--prefill", "128", "--batch", ",".join(map(str, ROWS)), "--depth", str(depth),
-               "--decode", "24", "--repeat", "3", "--max-model-len", str(2 * depth + 256), "--json"]
-    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return {row["batch"]: round(1e6 * row["batch"] / row["tokens_per_s"]) for row in measured["decode"]}
 
 
 def main():
@@ -67,30 +57,29 @@ def main():
     parser.add_argument("--folio", required=True)
     parser.add_argument("--model", default=os.path.join(HERE, "shapes", "llama-1b"))
     parser.add_argument("--load-format", default="dummy:Q4_0")
-    parser.add_argument("--depth", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--out")
     args = parser.parse_args()
-    rounds = [curve(args.folio, args.model, args.load_format, args.depth) for _ in range(args.rounds)]
-    steps = {rows: round(statistics.median(one[rows] for one in rounds)) for rows in rounds[0]}
     with tempfile.TemporaryDirectory() as folder:
         names = []
         for name, parts in texts().items():
             names.append(os.path.join(folder, name))
             os.mkdir(names[-1])
             for part, text in zip(("prompt", "answer", "prediction"), parts):
-                with open(os.path.join(names[-1], part), "w", encoding="utf-8") as file:
-                    file.write(text)
-        us = ",".join(f"{rows}:{took}" for rows, took in sorted(steps.items()))
-        command = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "folio-engine", "--example", "drafting_texts", "--", "--us", us, *names]
-        table = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    print("microseconds of a step by its rows:", us)
-    print(table)
+                if text:
+                    with open(os.path.join(names[-1], part), "w", encoding="utf-8") as file:
+                        file.write(text)
+        command = [args.folio, "bench", "engine", args.model, "--load-format", args.load_format, "--speculate", "suffix", "--kv-cache-memory", "2GiB",
+                   "--max-model-len", "32768", "--repeat", str(args.repeat), "--json", "--texts", *names]
+        measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for text in measured["texts"]:
+        least, most = text["interval"]
+        print(f"{text['text'] + (', predicted' if text['predicted'] else ''):<32} {text['prompt_tokens']:>6} {text['answer_tokens']:>6}  "
+              f"{text['right']:>5} of {text['drafts']:<5} {text['tokens_per_step']:5.1f}  {text['ratio']:.2f} ({least:.2f}..{most:.2f})")
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:
-            shape = os.path.basename(args.model)
-            json.dump({"date": now(), "folio": folio_version(args.folio), "machine": machine(), "model": shape, "load_format": args.load_format, "depth": args.depth,
-                       "us_by_rows_of_rounds": rounds, "us_by_rows": steps, "table": table.splitlines()}, file, indent=1)
+            json.dump({"date": now(), "folio": folio_version(args.folio), "machine": machine(), "model": os.path.basename(args.model),
+                       "load_format": args.load_format, "commit": COMMIT, "texts": measured["texts"]}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
 //! time it takes. Must never: hold more than its bytes.
 //!
 //! A store has two generations. When the younger is full the older is dropped as a whole: old answers go at no cost, and nothing is
-//! searched for what to remove. When all stores together are too large, that which was used least recently goes: the oldest use is the first,
+//! searched for what to remove. An answer is taken up in parts, so that none takes long. When all stores together are too large, that which was used least recently goes: the oldest use is the first,
 //! and no store is looked at that stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
@@ -25,6 +25,22 @@ struct Store {
     used: u64,
 }
 
+impl Store {
+    fn bytes(&self) -> usize {
+        self.young.bytes() + self.old.bytes()
+    }
+}
+
+/// An answer that is not in its store as a whole yet.
+#[derive(Debug)]
+struct Ended<O> {
+    owner: O,
+    tokens: Vec<u32>,
+    /// The first token that is not.
+    next: usize,
+    has_begun: bool,
+}
+
 /// Of owners `O`.
 #[derive(Debug)]
 pub struct Answers<O> {
@@ -34,6 +50,7 @@ pub struct Answers<O> {
     stores: FxHashMap<O, Store>,
     /// Whose store was used when; the number of a use is its time.
     used: BTreeMap<u64, O>,
+    ended: VecDeque<Ended<O>>,
     bytes: usize,
     uses: u64,
 }
@@ -46,31 +63,52 @@ impl<O: Copy + Eq + Hash> Answers<O> {
             bytes_max,
             stores: FxHashMap::default(),
             used: BTreeMap::new(),
+            ended: VecDeque::new(),
             bytes: 0,
             uses: 0,
         }
     }
 
-    /// A finished answer. O(its tokens).
-    pub fn add(&mut self, owner: O, answer: &[u32]) {
+    /// A finished answer, the tokens of `text` from `from` on, which [`Answers::index`] takes up. O(1).
+    pub fn add(&mut self, owner: O, text: Vec<u32>, from: usize) {
         let most = ANSWER_TOKENS_MAX.min((self.store_bytes / 2 / TOKEN_BYTES).saturating_sub(1));
-        let answer = &answer[answer.len().saturating_sub(most)..];
-        if answer.len() < 3 {
-            return;
+        let next = from.max(text.len().saturating_sub(most));
+        if text.len() >= next + 3 {
+            self.ended.push_back(Ended { owner, tokens: text, next, has_begun: false });
         }
-        let store = self.stores.entry(owner).or_default();
-        let before = store.young.bytes() + store.old.bytes();
-        if store.young.bytes() + (answer.len() + 1) * TOKEN_BYTES > self.store_bytes / 2 {
-            store.old = std::mem::take(&mut store.young);
+    }
+
+    /// Takes up to `most` tokens of finished answers into their stores, in order.
+    pub fn index(&mut self, mut most: usize) {
+        while let Some(Ended { owner, tokens, next, has_begun }) = self.ended.front_mut().filter(|_| most > 0)
+        {
+            let store = self.stores.entry(*owner).or_default();
+            let before = store.bytes();
+            let bytes = (tokens.len() - *next + 1) * TOKEN_BYTES;
+            if !std::mem::replace(has_begun, true) && store.young.bytes() + bytes > self.store_bytes / 2 {
+                store.old = std::mem::take(&mut store.young);
+            }
+            let part = &tokens[*next..tokens.len().min(next.saturating_add(most))];
+            part.iter().for_each(|token| store.young.push(*token));
+            (*next, most) = (*next + part.len(), most - part.len());
+            let (owner, is_whole) = (*owner, *next == tokens.len());
+            if is_whole {
+                store.young.push(SEPARATOR);
+            }
+            self.bytes = self.bytes + store.bytes() - before;
+            if is_whole {
+                self.ended.pop_front();
+            }
+            self.of(owner);
+            self.make_room();
         }
-        answer.iter().for_each(|token| store.young.push(*token));
-        store.young.push(SEPARATOR);
-        self.bytes = self.bytes + store.young.bytes() + store.old.bytes() - before;
-        self.of(owner);
+    }
+
+    fn make_room(&mut self) {
         while self.bytes > self.bytes_max {
             let Some((_, owner)) = self.used.pop_first() else { return };
             let gone = self.stores.remove(&owner).unwrap_or_default();
-            self.bytes -= gone.young.bytes() + gone.old.bytes();
+            self.bytes -= gone.bytes();
         }
     }
 

@@ -263,10 +263,50 @@ fn an_index_takes_no_more_than_is_counted() {
 const A: u32 = 1;
 const B: u32 = 2;
 
+/// A finished answer, taken up as a whole.
+fn add<O: Copy + Eq + std::hash::Hash>(answers: &mut Answers<O>, owner: O, answer: &[u32]) {
+    answers.add(owner, answer.to_vec(), 0);
+    answers.index(usize::MAX);
+}
+
+#[test]
+fn answers_are_taken_up_in_parts() {
+    let mut whole = Answers::new(1 << 20, 1 << 22);
+    let mut parts = Answers::new(1 << 20, 1 << 22);
+    let text: Vec<u32> = (100..800).collect();
+    for answers in [&mut whole, &mut parts] {
+        answers.add(A, text.clone(), 20);
+        answers.add(B, vec![5, 6, 7, 8], 0);
+        answers.add(A, vec![1, 2, 3], 1);
+    }
+    whole.index(usize::MAX);
+    let found = |answers: &mut Answers<_>, owner, context: &[u32]| {
+        let (mut search, mut drafts) = (Search::default(), Vec::new());
+        if let Some(texts) = answers.of(owner) {
+            search.suffix(&texts, context, 4, &mut drafts);
+        }
+        drafts
+    };
+    parts.index(100);
+    assert!(!found(&mut parts, A, &text[90..100]).is_empty(), "of the first part");
+    assert!(found(&mut parts, A, &text[650..680]).is_empty() && found(&mut parts, B, &[5, 6]).is_empty());
+    let mut rounds = 0;
+    while found(&mut parts, B, &[5, 6]).is_empty() {
+        parts.index(100);
+        rounds += 1;
+    }
+    assert_eq!((rounds, found(&mut parts, B, &[5, 6, 7])), (6, vec![8]), "684 tokens in all");
+    for context in [&text[90..100], &text[400..420], &text[650..680]] {
+        assert_eq!(found(&mut parts, A, context), found(&mut whole, A, context));
+    }
+    assert_eq!(parts.bytes(), whole.bytes());
+    parts.index(0);
+}
+
 #[test]
 fn answers_are_their_owners() {
     let mut answers = Answers::new(1 << 20, 1 << 22);
-    answers.add(A, &[1, 2, 3, 4, 5]);
+    add(&mut answers, A, &[1, 2, 3, 4, 5]);
     assert!(answers.of(B).is_none());
     let mut drafts = Vec::new();
     let own = answers.of(A).expect("it has one");
@@ -280,7 +320,7 @@ fn stores_hold_no_more_than_their_bytes() {
     let mut answers = Answers::new(each, all);
     for owner in 0..10 {
         for at in 0..100 {
-            answers.add(owner, &(0..1 + at * 7 % 90).collect::<Vec<u32>>());
+            add(&mut answers, owner, &(0..1 + at * 7 % 90).collect::<Vec<u32>>());
             let held = answers
                 .of(owner)
                 .map_or(0, |texts| texts.iter().map(|text| text.tokens.len() * TOKEN_BYTES).sum());
@@ -295,8 +335,8 @@ fn stores_hold_no_more_than_their_bytes() {
 #[test]
 fn old_answers_give_way_to_new_ones() {
     let mut answers = Answers::new(40 * TOKEN_BYTES, 1 << 20);
-    answers.add(A, &[1, 2, 3]);
-    (0..20).for_each(|at| answers.add(A, &[100 + at, 200 + at, 300 + at]));
+    add(&mut answers, A, &[1, 2, 3]);
+    (0..20).for_each(|at| add(&mut answers, A, &[100 + at, 200 + at, 300 + at]));
     let mut drafts = Vec::new();
     let mut search = Search::default();
     search.suffix(&answers.of(A).expect("it has some"), &[1, 2], 4, &mut drafts);

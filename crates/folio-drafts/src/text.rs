@@ -32,6 +32,10 @@ impl GrowingText {
         &self.tokens
     }
 
+    pub fn into_tokens(self) -> Vec<u32> {
+        self.tokens
+    }
+
     pub fn bytes(&self) -> usize {
         self.tokens.len() * TOKEN_BYTES
     }

@@ -6,7 +6,7 @@
 //! They are called directly, between a commit and the next plan: a lookup is a few microseconds, so that a thread beside the engine's would
 //! cost more in waking than it spares, and its drafts would be late by a step. What grows with a text is done elsewhere: the prompt and
 //! a prediction are indexed where the request is made ([`Speculation::with_cache`]), an answer grows by a
-//! token at a time. What is proposed is an input of the plan ([`Scheduler::propose`]).
+//! token at a time, and finished ones are taken up by a few hundred tokens a step. What is proposed is an input of the plan ([`Scheduler::propose`]).
 
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ type AnswersOwner = (TenantId, Option<AdapterId>);
 
 /// Bytes of finished answers: of one tenant with one adapter, and in all.
 const ANSWERS_BYTES: (usize, usize) = (8 << 20, 64 << 20);
+/// Tokens of finished answers that are taken up behind a step, and for each that was told then: as fast as they can end.
+const INDEXED: (usize, usize) = (256, 2);
 /// Tokens of an answer that memory is set aside for.
 const ANSWER_RESERVE: usize = 2048;
 /// Most drafts of a sequence in one step.
@@ -236,16 +238,16 @@ impl Drafters {
 
     /// What the engine told of. O(events).
     pub fn follow(&mut self, events: &[(RequestId, Event)]) {
-        if self.requests.is_empty() {
-            return;
-        }
-        for (id, event) in events {
-            match event {
-                Event::Token { choice, token } => self.grow(*id, *choice, token.id),
-                Event::Finished { choice, reason, .. } => self.finish(*id, *choice, *reason),
-                _ => {}
+        if !self.requests.is_empty() {
+            for (id, event) in events {
+                match event {
+                    Event::Token { choice, token } => self.grow(*id, *choice, token.id),
+                    Event::Finished { choice, reason, .. } => self.finish(*id, *choice, *reason),
+                    _ => {}
+                }
             }
         }
+        self.answers.index(INDEXED.0 + INDEXED.1 * events.len());
     }
 
     fn grow(&mut self, id: RequestId, choice: u32, token: u32) {
@@ -271,7 +273,7 @@ impl Drafters {
             && whole
             && sources.speculation.drafter == Drafter::Suffix
         {
-            self.answers.add(sources.owner, &text.tokens()[sources.tail().len()..]);
+            self.answers.add(sources.owner, text.into_tokens(), sources.tail().len());
         }
         sources.left -= 1;
         if sources.left == 0 {

@@ -7,7 +7,8 @@
 //! by token, one pass for all sequences each. It draws as the model itself will draw: with the parameters, the seed and the
 //! position of the sample that its draft is held against ("coupled" drafts: Daliri, Musco and Suresh, *Coupling without
 //! Communication and Drafter-Invariant Speculative Decoding*, 2024), or sharper ([`DraftingExecutor::at_temperature`]). So at temperature 0
-//! it is greedy, and above it its draws are right about as often as two distributions agree. Penalties and guides it does not see.
+//! it is greedy, and above it its draws are right about as often as two distributions agree. Penalties count its drafts, and what a guide
+//! forbids it does not draw, as far as the guide knows that in time.
 //!
 //! A drafter that reads the model's features ([`Reads::Features`]) gets those of the position before each token: the model's, which are
 //! kept here by table slot from the step that computed them until the drafter has, and behind them its own ([`features`]).
@@ -20,7 +21,9 @@ mod features;
 use std::sync::Arc;
 
 use folio_kv::BlockCopy;
+use smallvec::SmallVec;
 
+use crate::guide::{Guide, GuideRef, Restricted};
 use crate::plan::{
     DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
     StepOutput, StepPlan, TableChange, Want,
@@ -109,9 +112,11 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
                     // The next pass computes it, and draws the one behind it.
                     entry.tokens.clear();
                     entry.tokens.push(draft);
+                    let first = sequence.drafter.first_place as usize;
+                    let drafts = &self.drafts[first..=first + proposed as usize];
+                    expect(sequence, drafts);
                     let before = entry.samples.pop();
-                    let at = proposed as usize + 1;
-                    entry.samples.extend(sample(0, sequence, at, before, self.temperature));
+                    entry.samples.extend(sample(0, sequence, drafts, before, self.temperature));
                     entry.features = self.features.wanted(sequence.drafter.drafts, proposed + 1);
                 }
             }
@@ -167,7 +172,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
         let before = entry.samples.pop();
         if sequence.drafter.drafts > 0 {
             let row = entry.tokens.len() as u32 - 1;
-            entry.samples.extend(sample(row, sequence, 0, before, self.temperature));
+            entry.samples.extend(sample(row, sequence, &[], before, self.temperature));
         }
         entry.features = self.features.wanted(sequence.drafter.drafts, 0);
         self.features.feed(sequence, &mut self.pass.features);
@@ -187,19 +192,6 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             let entry = self.pass.sequences.swap_remove(at);
             let slot = entry.table_slot as usize;
             self.entries[slot] = Some(entry);
-        }
-    }
-
-    /// Whoever may draw behind drafts only what a guide allows is told what they are.
-    fn tell_guides(&self, plan: &StepPlan) {
-        for sequence in plan.sequences.iter().filter(|sequence| sequence.drafter.drafts > 0) {
-            let first = sequence.drafter.first_place as usize;
-            let drafts = &self.drafts[first..first + sequence.drafter.drafts as usize];
-            if let Some(SamplePlan { want: Want::Token(SampleSpec { guide: Some(guide), .. }), .. }) =
-                sequence.samples.first()
-            {
-                guide.0.expect(drafts);
-            }
         }
     }
 
@@ -232,7 +224,6 @@ impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
         {
             self.give_up(&error);
         }
-        self.tell_guides(plan);
         self.model.begin_with_drafts(plan, &self.drafts)?;
         self.features.begun(plan);
         Ok(())
@@ -249,26 +240,64 @@ impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
     }
 }
 
-/// The token behind row `row`, as the model is to draw its own for its sample `at`, but at a `share` of the temperature. `before`: the sample
+/// Whoever may draw behind drafts only what a guide allows is told what they are.
+fn expect(sequence: &SequencePlan, drafts: &[u32]) {
+    if let Some(SamplePlan { want: Want::Token(SampleSpec { guide: Some(guide), .. }), .. }) =
+        sequence.samples.first()
+    {
+        guide.0.expect(drafts);
+    }
+}
+
+/// The token behind row `row`, as the model is to draw its own behind `drafts`, but at a `share` of the temperature. `before`: the sample
 /// before it, of the same sequence.
 fn sample(
     row: u32,
     sequence: &SequencePlan,
-    at: usize,
+    drafts: &[u32],
     before: Option<SamplePlan>,
     share: f32,
 ) -> Option<SamplePlan> {
-    let Want::Token(spec) = &sequence.samples.get(at)?.want else { return None };
-    let params = match before {
-        Some(SamplePlan { want: Want::Token(before), .. }) => before.params,
-        _ if share == 1.0 || spec.params.temperature == 0.0 => spec.params.clone(),
+    let Want::Token(spec) = &sequence.samples.get(drafts.len())?.want else { return None };
+    let (params, counted) = match before {
+        Some(SamplePlan { want: Want::Token(before), .. }) => (before.params, before.history),
+        _ if share == 1.0 || spec.params.temperature == 0.0 => (spec.params.clone(), None),
         _ => {
             let temperature = share * spec.params.temperature;
-            Arc::new(SamplingParams { temperature, ..(*spec.params).clone() })
+            (Arc::new(SamplingParams { temperature, ..(*spec.params).clone() }), None)
         }
     };
-    let (history, guide) = (None, None);
+    let mut history = spec.history.clone();
+    if let (Some(history), Some(draft)) = (&mut history, drafts.last()) {
+        // Copied once a step: it is the scheduler's, too.
+        *history = counted.unwrap_or_else(|| history.clone());
+        Arc::make_mut(history).push(*draft);
+    }
+    let guide = spec.guide.as_ref().map(|guide| GuideRef(Arc::new(Behind::new(guide, drafts))));
     let SampleSpec { seed, position, forbid_stop, .. } = *spec;
     let spec = SampleSpec { params, seed, position, history, forbid_stop, guide };
     Some(SamplePlan { row, want: Want::Token(spec) })
+}
+
+/// What a guide allows behind drafts; where it does not know that yet, or ends the answer, anything.
+struct Behind {
+    guide: GuideRef,
+    drafts: SmallVec<[u32; 16]>,
+}
+
+impl Behind {
+    fn new(guide: &GuideRef, drafts: &[u32]) -> Self {
+        Self { guide: guide.clone(), drafts: drafts.into() }
+    }
+}
+
+impl Guide for Behind {
+    fn advance(&self, _: u32) {}
+
+    fn restrict(&self, _: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        if self.guide.0.is_ready(&self.drafts) {
+            let _ends = self.guide.0.restrict(&self.drafts, logits);
+        }
+        Ok(Restricted::Applied)
+    }
 }

@@ -42,8 +42,8 @@ pub trait Guide: Send + Sync {
         0
     }
 
-    /// Whether what is allowed behind the confirmed tokens is known, or never will be.
-    fn is_ready(&self) -> bool {
+    /// Whether what is allowed behind the confirmed tokens and `drafts` is known, or never will be.
+    fn is_ready(&self, _drafts: &[u32]) -> bool {
         true
     }
 }

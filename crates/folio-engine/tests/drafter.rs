@@ -6,11 +6,12 @@ use folio_engine::plan::{
     DraftPlan, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, Want,
 };
 use folio_engine::{
-    Drafter, DrafterModel, DraftingExecutor, Executor, Reads, Request, RequestId, SamplingParams,
-    SchedulerConfig, StepOutput, StepPlan,
+    Drafter, DrafterModel, DraftingExecutor, Executor, Guide, Reads, Request, RequestId, Restricted, Rules,
+    RulesRef, SamplingParams, SchedulerConfig, StepOutput, StepPlan,
 };
 use folio_kv::TenantId;
-use folio_sim::machine::Machine;
+use folio_sim::machine::{Machine, VOCAB};
+use folio_sim::rules::HashRules;
 use folio_sim::scenario::{self, request};
 
 const EVER: u32 = u32::MAX;
@@ -60,6 +61,58 @@ fn a_model_that_is_the_same_is_always_right() {
             let wanted = (12, (28, 28));
             assert_eq!((machine.scheduler.counters().steps, drafts(&machine)), wanted);
         }
+    }
+}
+
+#[test]
+fn with_penalties_biases_and_rules_it_is_always_right_too() {
+    type Change = fn(&mut SamplingParams);
+    let changes: [Change; 4] = [
+        |params| {
+            (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) = (1.7, 0.6, 0.8)
+        },
+        |params| params.logit_bias = (0..VOCAB).step_by(3).map(|token| (token, 4.0)).collect(),
+        |params| params.rules = Some(RulesRef(Arc::new(Plain(HashRules::default())))),
+        |params| {
+            (params.frequency_penalty, params.presence_penalty) = (1.5, 0.5);
+            params.rules = Some(RulesRef(Arc::new(Plain(HashRules { seed: 5, ..HashRules::default() }))));
+        },
+    ];
+    for (change, temperature) in changes.into_iter().flat_map(|change| [(change, 0.0), (change, 1.0)]) {
+        let mut machine = machine(64, 64, EVER);
+        let mut request = drafted(1, &prompt(30), 40, 3);
+        (request.sampling.temperature, request.sampling.seed) = (temperature, 17);
+        change(&mut request.sampling);
+        machine.submit(request.clone());
+        machine.run();
+        machine.assert_as_alone(&request);
+        let (drafted, right) = drafts(&machine);
+        assert!(drafted >= 28 && right == drafted, "{right} of {drafted}");
+    }
+}
+
+/// Rules that leave drafts as they are.
+struct Plain(HashRules);
+
+struct Following(Arc<dyn Guide>);
+
+impl Rules for Plain {
+    fn guide(&self, chosen: &[u32]) -> Arc<dyn Guide> {
+        Arc::new(Following(self.0.guide(chosen)))
+    }
+
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+}
+
+impl Guide for Following {
+    fn advance(&self, token: u32) {
+        self.0.advance(token);
+    }
+
+    fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
+        self.0.restrict(drafts, logits)
     }
 }
 

@@ -244,7 +244,7 @@ impl Guide for Silent {
         Ok(Restricted::Late)
     }
 
-    fn is_ready(&self) -> bool {
+    fn is_ready(&self, _: &[u32]) -> bool {
         false
     }
 }

@@ -59,13 +59,13 @@ impl Guide for Following {
     }
 
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
-        match self.is_ready() {
+        match self.is_ready(drafts) {
             true => self.guide.restrict(drafts, logits),
             false => Ok(Restricted::Late),
         }
     }
 
-    fn is_ready(&self) -> bool {
+    fn is_ready(&self, _: &[u32]) -> bool {
         self.open.load(Ordering::SeqCst)
     }
 }

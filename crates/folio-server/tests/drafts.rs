@@ -66,8 +66,8 @@ impl Guide for Followed {
         self.0.restrict(drafts, logits)
     }
 
-    fn is_ready(&self) -> bool {
-        self.0.is_ready()
+    fn is_ready(&self, drafts: &[u32]) -> bool {
+        self.0.is_ready(drafts)
     }
 }
 

@@ -73,6 +73,11 @@ impl HashGuide {
     fn state(&self) -> (u64, u64) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn behind(&self, drafts: &[u32]) -> (u64, u64) {
+        let (confirmed, said) = self.state();
+        (drafts.iter().fold(confirmed, |state, token| mix(state ^ u64::from(*token))), said)
+    }
 }
 
 impl Guide for HashGuide {
@@ -82,8 +87,7 @@ impl Guide for HashGuide {
     }
 
     fn restrict(&self, drafts: &[u32], logits: &mut [f32]) -> Result<Restricted, String> {
-        let (confirmed, said) = self.state();
-        let state = drafts.iter().fold(confirmed, |state, token| mix(state ^ u64::from(*token)));
+        let (state, said) = self.behind(drafts);
         let punctual = self.rules.late.as_ref().is_none_or(|late| late.clock.is_none());
         match self.rules.known(state, said) {
             None if punctual => return Err("what may come next is never known".into()),
@@ -117,8 +121,8 @@ impl Guide for HashGuide {
         0
     }
 
-    fn is_ready(&self) -> bool {
-        let (state, said) = self.state();
+    fn is_ready(&self, drafts: &[u32]) -> bool {
+        let (state, said) = self.behind(drafts);
         self.rules.known(state, said).is_some_and(|known| known <= self.rules.now())
     }
 }

@@ -5,6 +5,7 @@ use clap::Parser;
 use folio_cpu::CpuBackend;
 use folio_cpu::machine::Machine;
 use folio_cuda::machine::{Effort, Rates};
+use folio_engine::Drafter;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ use crate::device::{Device, GemmBackend};
 use crate::load_format::LoadFormat;
 use crate::models::{Aliases, Source};
 use crate::profile::MeasuredModel;
-use crate::runtime::{Pair, Runtime, WeightArgs, Weights};
+use crate::runtime::{Agreement, Pair, Runtime, WeightArgs, Weights};
 use crate::{memory, plan, profile, units, why};
 
 /// Prompt, and context of the decoded tokens, that a model's limits are given for.
@@ -76,11 +77,22 @@ fn has_drafter(args: &DoctorArgs, model: Option<&Source>) -> Result<bool> {
     }
 }
 
-/// What a model and what drafts for it are to each other.
+/// What a model and what drafts for it are to each other; of a head also, what it would be with the layers before and behind those that it reads.
 fn pair(args: &DoctorArgs, threads: Option<u32>) -> Result<Option<Pair>> {
     let (draft_model, speculate) = (args.draft_model.clone(), args.speculate);
     let engine = EngineArgs { draft_model, speculate, ..engine(args, threads)? };
-    Ok(Runtime::start(args.model.as_deref(), &engine)?.pair)
+    let start = |engine: &EngineArgs| Runtime::start(args.model.as_deref(), engine);
+    let mut pair = start(&engine)?.pair;
+    if let Some(head) = pair.as_mut().filter(|pair| pair.drafter == Drafter::Eagle3) {
+        for head_reads_behind in [-1, 1] {
+            // Where there are no such layers nothing is to be said of them.
+            let other = start(&EngineArgs { head_reads_behind, ..engine.clone() });
+            if let Some(other) = other.ok().and_then(|other| other.pair) {
+                head.compare(head_reads_behind, other.found);
+            }
+        }
+    }
+    Ok(pair)
 }
 
 /// What steps of the model take, or of the built-in one.
@@ -102,6 +114,7 @@ fn engine(args: &DoctorArgs, threads: Option<u32>) -> Result<EngineArgs> {
 }
 
 fn pair_json(pair: &Pair) -> Value {
+    let neighbour = |(behind, found): &(isize, Agreement)| json!({"layers_behind": behind, "places": found.places, "same": found.same});
     json!({
         "drafter": pair.drafter.name(),
         "name": pair.name,
@@ -109,6 +122,7 @@ fn pair_json(pair: &Pair) -> Value {
         "same": pair.found.same,
         "drafts": DRAFTS,
         "tokens_per_step": pair.found.tokens_per_step(DRAFTS),
+        "neighbours": pair.behind.iter().map(neighbour).collect::<Vec<_>>(),
         "doubt": pair.doubt,
     })
 }
@@ -121,6 +135,9 @@ fn pair_text(pair: &Pair) -> String {
         pair.sentence(),
         pair.found.tokens_per_step(DRAFTS),
     );
+    if !pair.behind.is_empty() {
+        out += &format!("{}\n", pair.neighbours());
+    }
     out += &pair.doubt.as_ref().map(|doubt| format!("{doubt}\n")).unwrap_or_default();
     out
 }

@@ -36,6 +36,7 @@ use crate::load_format::LoadFormat;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
 use draft::Draft;
+pub use agreement::Agreement;
 pub use draft::DraftCost;
 
 pub use pair::Pair;
@@ -196,6 +197,9 @@ impl Runtime {
             None => (Box::new(model_executor), None),
         };
         report.describe_pair(pair.as_ref());
+        if let Some(doubt) = pair.as_ref().and_then(|pair| pair.doubt.as_ref()) {
+            tracing::warn!("{doubt}");
+        }
         let engine = folio_engine::start(EngineParts {
             config,
             cache,

@@ -98,7 +98,7 @@ impl Scheduler {
         ready.extend(self.suspended.iter().map(|(.., slot)| *slot).filter(|slot| {
             let sequence = &self.sequences[*slot];
             let late = sequence.suspension().is_some_and(|wait| wait.reason == WaitingFor::Grammar);
-            late && sequence.guide.as_ref().is_none_or(|guide| guide.0.is_ready())
+            late && sequence.guide.as_ref().is_none_or(|guide| guide.0.is_ready(&[]))
         }));
         ready.drain(..).for_each(|slot| self.resume_sequence(slot));
         self.step.order = ready;

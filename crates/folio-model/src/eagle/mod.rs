@@ -42,6 +42,7 @@ pub struct Head {
     checkpoint: Checkpoint,
     /// Of the model.
     hidden: usize,
+    layers: usize,
     /// What precedes the names of the layer's tensors: "midlayer" or "layers.0".
     layer: &'static str,
     /// Of each token that it can say, the model's; `None`: they are the model's.
@@ -81,6 +82,7 @@ impl Head {
         let token_ids = vocabulary::token_ids(&checkpoint, settings.draft_vocab, settings.config.vocab)?;
         let head = Self {
             hidden: target.config().hidden,
+            layers: target.config().layers,
             layer,
             token_ids,
             has_embedding: stored(EMBEDDING),
@@ -92,6 +94,15 @@ impl Head {
         };
         head.check()?;
         Ok(head)
+    }
+
+    /// The same, reading the layers so many places behind those that its config.json names. `None`: there are none.
+    pub fn reading_behind(mut self, places: isize) -> Option<Self> {
+        let layers = self.layers;
+        for tap in &mut self.settings.taps {
+            *tap = tap.checked_add_signed(places).filter(|tap| *tap <= layers)?;
+        }
+        Some(self)
     }
 
     /// Layers of the model whose inputs it reads.

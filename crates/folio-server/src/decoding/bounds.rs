@@ -108,8 +108,8 @@ impl Guide for AllGuides {
         forced.unwrap_or(0).min(drafts.len())
     }
 
-    fn is_ready(&self) -> bool {
-        self.0.iter().all(|guide| guide.is_ready())
+    fn is_ready(&self, drafts: &[u32]) -> bool {
+        self.0.iter().all(|guide| guide.is_ready(drafts))
     }
 }
 

@@ -117,6 +117,11 @@ impl GuideProgress {
     fn wants(&self) -> bool {
         self.failed.is_none() && (!self.chosen.is_empty() || self.masks.len() <= self.drafts.len())
     }
+
+    /// What may come behind `drafts`, if that is known.
+    fn mask(&self, drafts: &[u32]) -> Option<&Vec<u32>> {
+        self.masks.get(drafts.len()).filter(|_| self.drafts.starts_with(drafts))
+    }
 }
 
 impl Guided {
@@ -181,15 +186,16 @@ impl Guided {
     fn walk(&self, follower: &Follower, drafts: &[u32], first: usize) -> Result<(), String> {
         let mut follower = follower.clone();
         for (at, draft) in drafts.iter().enumerate() {
-            let mut mask = Vec::new();
-            let known = follower.accept(*draft).and_then(|()| follower.look(&mut mask));
+            let (mut mask, is_new) = (Vec::new(), at + 1 >= first);
+            let known = follower.accept(*draft);
+            let known = if is_new { known.and_then(|()| follower.look(&mut mask)) } else { known };
             let mut state = self.state.lock();
             if !state.chosen.is_empty() || state.drafts != drafts {
                 return Ok(());
             }
             match known {
-                Ok(()) if at + 1 < first => {}
-                Ok(()) => state.masks.push(mask),
+                Ok(()) if is_new => state.masks.push(mask),
+                Ok(()) => {}
                 Err(_) => {
                     state.drafts.truncate(at);
                     return Ok(());
@@ -240,8 +246,7 @@ impl Guide for Following {
         if let Some(reason) = &state.failed {
             return Err(reason.clone());
         }
-        let known = state.drafts.starts_with(drafts);
-        let Some(mask) = state.masks.get(drafts.len()).filter(|_| known) else {
+        let Some(mask) = state.mask(drafts) else {
             state.late.get_or_insert_with(Instant::now);
             return Ok(Restricted::Late);
         };
@@ -270,9 +275,9 @@ impl Guide for Following {
         0
     }
 
-    fn is_ready(&self) -> bool {
+    fn is_ready(&self, drafts: &[u32]) -> bool {
         let state = self.0.state.lock();
-        state.failed.is_some() || !state.masks.is_empty()
+        state.failed.is_some() || state.mask(drafts).is_some()
     }
 }
 
@@ -486,13 +491,13 @@ pub(crate) mod tests {
         let guide = rules.guide(&[]);
         let mut logits = [0.0; 130];
         assert_eq!(guide.restrict(&[], &mut logits), Ok(Restricted::Late));
-        assert!(!guide.is_ready());
+        assert!(!guide.is_ready(&[]));
         jobs.recv().expect("a job").work();
-        assert!(guide.is_ready());
+        assert!(guide.is_ready(&[]));
         assert_eq!(allowed(&guide), Ok(vec![id('a')]));
         guide.expect(&[id('a'), id('a')]);
         guide.advance(id('a'));
-        assert!(!guide.is_ready(), "behind a token that was just chosen");
+        assert!(!guide.is_ready(&[]), "behind a token that was just chosen");
         jobs.iter().take(1).for_each(|answer| answer.work());
         assert_eq!(allowed(&guide), Ok(vec![id('b')]));
         assert_eq!(
@@ -502,7 +507,7 @@ pub(crate) mod tests {
         );
         drop(jobs);
         guide.advance(id('b'));
-        assert!(guide.is_ready() && guide.restrict(&[], &mut logits).is_err());
+        assert!(guide.is_ready(&[]) && guide.restrict(&[], &mut logits).is_err());
     }
 
     /// A grammar that is not followed in time holds up nobody else; its own answer is what it is otherwise, or ends with its name.

@@ -18,6 +18,7 @@ use super::limits::{Costs, Limit};
 use super::speculation::{self, Drafted};
 use super::stats::{Random, Summary, median};
 use super::table;
+use super::texts::{self, TextFigure};
 use crate::cli::BenchEngineArgs;
 use crate::progress::Bar;
 use crate::runtime::{Loaded, Runtime};
@@ -78,6 +79,8 @@ struct Report {
     decode: Vec<Figure>,
     /// With `--speculate`.
     speculation: Vec<Drafted>,
+    /// With `--texts`, and then alone.
+    texts: Vec<TextFigure>,
     /// What did not fit, and why.
     skipped: Vec<String>,
 }
@@ -99,7 +102,7 @@ struct Figure {
 }
 
 pub(super) struct Bench<'a> {
-    runtime: &'a Runtime,
+    pub(super) runtime: &'a Runtime,
     pub(super) args: &'a BenchEngineArgs,
     pub(super) random: Random,
     /// Whose the next requests are.
@@ -125,9 +128,20 @@ impl Bench<'_> {
             prefill: Vec::new(),
             decode: Vec::new(),
             speculation: Vec::new(),
+            texts: Vec::new(),
             skipped: Vec::new(),
         };
         let drafter = self.runtime.drafter.filter(|_| self.args.engine.names_drafter());
+        if !self.args.texts.is_empty() {
+            let drafter = drafter.context("--texts measures drafts: give --speculate")?;
+            let bar = Bar::items("measuring", self.args.texts.len() as u64);
+            for folder in &self.args.texts {
+                bar.advance(&folder.display().to_string());
+                report.texts.extend(self.texts(drafter, folder)?);
+            }
+            bar.finish();
+            return Ok(report);
+        }
         let drafted = drafter.map_or(0, |_| self.args.batch.len());
         let figures = self.args.prefill.len() + self.args.batch.len() * self.args.depth.len() + drafted;
         let bar = Bar::items("measuring", figures as u64);
@@ -352,9 +366,14 @@ impl Report {
         let decode =
             self.decode.iter().map(|f| row(format!("decode batch {} depth {}", f.batch, f.tokens), f));
         let rows: Vec<Vec<String>> = prefill.chain(decode).collect();
-        out += &table::render(&["", "tokens/s", "min..max", "limit", "limited by", "reached"], &rows);
+        if !rows.is_empty() {
+            out += &table::render(&["", "tokens/s", "min..max", "limit", "limited by", "reached"], &rows);
+        }
         if !self.speculation.is_empty() {
             out += &format!("\n{}", speculation::table(&self.speculation));
+        }
+        if !self.texts.is_empty() {
+            out += &texts::table(&self.texts);
         }
         for skipped in &self.skipped {
             out += &format!("skipped {skipped}\n");

@@ -15,4 +15,5 @@ pub mod others;
 mod speculation;
 pub mod stats;
 pub mod table;
+mod texts;
 pub mod workload;

@@ -184,6 +184,10 @@ pub struct BenchEngineArgs {
     /// Times each figure is measured
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
+    /// With --speculate, and nothing else then: folders with the texts `prompt` and `answer`, and `prediction` if it has one. The answer is said
+    /// whatever the weights are, with drafts and without; words are tokens
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    pub texts: Vec<PathBuf>,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,

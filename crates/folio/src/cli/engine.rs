@@ -134,6 +134,10 @@ pub struct EngineArgs {
     #[arg(long, env = "FOLIO_DRAFT_MODEL", value_name = "MODEL")]
     pub draft_model: Option<String>,
 
+    /// How many layers behind those that it names an EAGLE-3 head reads: doctor tries its neighbours
+    #[arg(skip)]
+    pub head_reads_behind: isize,
+
     /// A Jinja chat template to use instead of the model's own
     #[arg(long, env = "FOLIO_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,

@@ -22,7 +22,7 @@ use crate::bench::limits::Costs;
 use crate::cli::{EngineArgs, Sizes, Speculate};
 use crate::demo;
 use crate::device::Device;
-use crate::models::{Aliases, Source};
+use crate::models::Source;
 
 /// What of a request's temperature drafts are drawn at: of the shares that were compared, that with which most are right, for a head and for a
 /// small model (docs/speculation.md).
@@ -67,28 +67,33 @@ impl OpenHead {
     pub fn open(args: &EngineArgs, source: &Source, target: &Checkpoint) -> Result<Option<Self>> {
         match (&args.draft_model, args.speculate) {
             (Some(draft), _) => {
-                Self::eagle(draft, &args.aliases, target).with_context(|| format!("--draft-model {draft}"))
+                Self::eagle(draft, args, target).with_context(|| format!("--draft-model {draft}"))
             }
             (None, Some(Speculate::Mtp)) => Self::mtp(target).context("--speculate mtp").map(Some),
             (None, Some(Speculate::Eagle3)) if *source == Source::BuiltIn => {
                 let head =
                     eagle::Head::from_bytes(demo::HEAD, target).context("the built-in model's head")?;
-                Ok(Some(Self { head: Box::new(head), drafter: Drafter::Eagle3, held: None }))
+                Self::reading(head, args, None).map(Some)
             }
             (None, _) => Ok(None),
         }
     }
 
-    fn eagle(draft: &str, aliases: &Aliases, target: &Checkpoint) -> Result<Option<Self>> {
-        let Some(folder) = Source::parse(Some(draft), aliases)?.fetch()? else { return Ok(None) };
+    fn eagle(draft: &str, args: &EngineArgs, target: &Checkpoint) -> Result<Option<Self>> {
+        let Some(folder) = Source::parse(Some(draft), &args.aliases)?.fetch()? else { return Ok(None) };
         match std::fs::read(folder.join("config.json")) {
             Ok(config) if eagle::is_head(&config) => {
-                let head = Box::new(eagle::Head::open(&folder, target)?);
-                Ok(Some(Self { head, drafter: Drafter::Eagle3, held: Some(Held::of(&folder)) }))
+                let head = eagle::Head::open(&folder, target)?;
+                Self::reading(head, args, Some(Held::of(&folder))).map(Some)
             }
             // Whatever else is wrong with it is said where it is opened as a model.
             _ => Ok(None),
         }
+    }
+
+    fn reading(head: eagle::Head, args: &EngineArgs, held: Option<Held>) -> Result<Self> {
+        let head = head.reading_behind(args.head_reads_behind).context("the model has no such layers")?;
+        Ok(Self { head: Box::new(head), drafter: Drafter::Eagle3, held })
     }
 
     fn mtp(target: &Checkpoint) -> Result<Self> {

@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PLACES_MIN: u32 = 16;
 /// A drafter that says less often what the model says is none that was made for it.
 const SHARE_MIN: f64 = 0.4;
+/// Layers with which it would say the same so much more often are the right ones.
+const SHARE_MORE: f64 = 0.05;
 
 /// How often a model and what drafts for it say the same.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,21 +34,49 @@ pub struct Pair {
     pub name: String,
     pub drafter: Drafter,
     pub found: Agreement,
-    /// What is probably wrong, where that is hardly ever.
+    /// Of a head: the same where it reads the layers so many places behind, as far as that was tried.
+    pub behind: Vec<(isize, Agreement)>,
+    /// What is probably wrong, where that is hardly ever, or would be more often with other layers.
     pub doubt: Option<String>,
 }
 
 impl Pair {
     pub(super) fn new(name: String, drafter: Drafter, found: Agreement) -> Self {
         let doubt = doubt(&name, drafter, found);
-        doubt.iter().for_each(|doubt| tracing::warn!("{doubt}"));
-        Self { name, drafter, found, doubt }
+        Self { name, drafter, found, behind: Vec::new(), doubt }
+    }
+
+    /// Both say the same so often where the head reads the layers so many places behind.
+    pub fn compare(&mut self, places: isize, found: Agreement) {
+        if found.share() > self.found.share() + SHARE_MORE {
+            self.doubt = Some(format!(
+                "{} would say the same at {} of {} places with the layers {}: its eagle_aux_hidden_state_layer_ids are probably counted \
+                 otherwise (their inputs in vLLM's form, their outputs in the others)",
+                self.name,
+                found.same,
+                found.places,
+                direction(places),
+            ));
+        }
+        self.behind.push((places, found));
+    }
+
+    /// "with the layers one before 21 of 66, with the layers one behind 50 of 66"; nothing where none were tried.
+    pub fn neighbours(&self) -> String {
+        let of = |(places, found): &(isize, Agreement)| {
+            format!("with the layers {} {} of {}", direction(*places), found.same, found.places)
+        };
+        self.behind.iter().map(of).collect::<Vec<_>>().join(", ")
     }
 
     /// "says what the model says at 70 of 73 places of its answers"
     pub fn sentence(&self) -> String {
         said(self.found)
     }
+}
+
+fn direction(places: isize) -> &'static str {
+    if places < 0 { "one before" } else { "one behind" }
 }
 
 fn said(found: Agreement) -> String {

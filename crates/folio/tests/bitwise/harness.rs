@@ -533,7 +533,10 @@ impl World {
         let greedy = SamplingParams::greedy(arrival.max_tokens);
         let mut sampling = arrival.sampling.clone().unwrap_or(greedy);
         if let Some(stop) = arrival.stop {
-            sampling.stop_token_ids = Arc::new([stop]);
+            // The model's own end, or the request's.
+            let own = id.is_multiple_of(2);
+            *(if own { &mut sampling.stop_token_ids } else { &mut sampling.eos_token_ids }) =
+                Arc::new([stop]);
         }
         let late = || Late { clock: self.late.clone(), longest_us: 6000, never_one_in: 0 };
         let late = self.late.is_some().then(late);

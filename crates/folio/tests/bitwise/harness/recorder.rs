@@ -254,7 +254,10 @@ impl Executor for Recorder {
             let sampled = &self.output.samples[first..];
             let chosen = |at: usize| matches!(sampled[at], Sampled::Token { id, .. } if id == sequence.tokens[known + at]);
             let ends = |at: usize| match &sequence.samples[at].want {
-                Want::Token(spec) => spec.params.stop_token_ids.contains(&sequence.tokens[known + at]),
+                Want::Token(spec) => {
+                    let ends = [&spec.params.stop_token_ids, &spec.params.eos_token_ids];
+                    ends.iter().any(|ends| ends.contains(&sequence.tokens[known + at]))
+                }
                 _ => false,
             };
             let right = (0..sequence.drafts as usize).take_while(|at| chosen(*at) && !ends(*at));
