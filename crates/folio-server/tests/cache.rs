@@ -243,7 +243,8 @@ async fn what_tiers_have_of_a_prefix_is_loaded_ahead() {
     far.has(0..0);
     assert!(cached(&one, &text('x', 100)).await >= 96);
     for tier in ["tier=\"disk\"", "tier=\"valkey\""] {
-        let offers = async |decision| one.metric("folio:tier_offers_total", &[tier, decision]).await;
+        let offers =
+            async |decision: &'static str| one.metric("folio:tier_offers_total", &[tier, decision]).await;
         assert_eq!((offers("decision=\"load\"").await, offers("decision=\"compute\"").await), (1.0, 0.0));
         assert_eq!(one.metric("folio:tier_load_latency_seconds", &[tier]).await, 0.0, "it brings it at once");
     }
