@@ -289,3 +289,35 @@ def test_one_tenant_moves_without_the_others(serve, tmp_path, answers):
         time.sleep(0.02)
     cached = [ask(other, number, of)[1] for number, of in enumerate((alpha, beta, alpha))]
     assert cached[0] > 800 and cached[1] == 0 and cached[2] > 800, cached
+
+
+def folio(*args):
+    run = subprocess.run([os.environ["FOLIO_BIN"], *map(str, args)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_what_is_forgotten_is_gone_and_what_has_new_keys_stays(serve, tmp_path, answers):
+    folder, keys, key = tmp_path / "kv", tmp_path / "keys", tmp_path / "key"
+    alpha, beta = (folio("keys", "create", "--keys", keys, "--tenant", tenant) for tenant in ("alpha", "beta"))
+    server = serve(*disk(folder, "--keys", str(keys)))
+    ask(server, 1, alpha)
+    ask(server, 2, beta)
+    stored(server, 2 * 50)
+    assert server.stop() == 0
+    # An operator's key around the keyring, another API key of one tenant, and no secret of the other.
+    key.write_text("ab" * 32)
+    key.chmod(0o600)
+    keyring = ["--keyring", folder / "keyring"]
+    folio("keys", "wrap", *keyring, "--to", key)
+    assert "--keyring-key" in refused(*disk(folder, "--keys", str(keys)))
+    folio("keys", "forget", *keyring, "--keyring-key", key, "beta")
+    renewed = folio("keys", "create", "--keys", keys, "--tenant", "alpha")
+    folio("keys", "revoke", "--keys", keys, alpha)
+    again = serve(*disk(folder, "--keys", str(keys), "--keyring-key", str(key)))
+    end = time.monotonic() + 20
+    while again.metric("folio:tier_blocks", tier="disk") < 2 * 50 and time.monotonic() < end:
+        time.sleep(0.02)
+    tokens, cached = ask(again, 1, renewed)
+    assert tokens == answers[1] and cached > 800
+    assert ask(again, 2, beta) == (answers[2], 0)

@@ -54,7 +54,7 @@ pub use request::{
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;
 pub use sequence::choice_seed;
-pub use stats::{DraftCounts, EngineStats, PerReason, PrefetchCounts, WaitingFor};
+pub use stats::{DraftCounts, EngineStats, LoadCost, PREFILL_TOKENS, PerReason, PrefetchCounts, WaitingFor};
 pub use tier::{
     CHUNK_BLOCKS_MAX, LoadOrder, Report, ReportSink, StoreOrder, TIERS_MAX, Tier, TierStats, TransferOrder,
     find as find_in_tiers,

@@ -138,6 +138,20 @@ pub struct PrefetchCounts {
     pub tokens: u64,
 }
 
+/// What a load of a tier takes: a latency, and its bytes by the bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadCost {
+    pub latency_us: f64,
+    pub us_per_byte: f64,
+}
+
+impl LoadCost {
+    /// Of so many bytes, microseconds.
+    pub fn us(&self, bytes: f64) -> f64 {
+        self.latency_us + bytes * self.us_per_byte
+    }
+}
+
 /// Counters of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -168,6 +182,9 @@ pub struct Counters {
     pub tier_loads: [u64; TIERS_MAX],
     pub failed_tier_loads: [u64; TIERS_MAX],
     pub tier_tokens: [u64; TIERS_MAX],
+    /// Parts of prompts that each tier had and the device lacked: those that were ordered, and those that computing was faster for.
+    pub taken_offers: [u64; TIERS_MAX],
+    pub declined_offers: [u64; TIERS_MAX],
     /// Tokens that need not be computed thanks to loads, those of tiers and of whoever else fills blocks.
     pub loaded_tokens: u64,
     pub prefetches: PrefetchCounts,
@@ -197,6 +214,9 @@ impl Counters {
     }
 }
 
+/// Of [`EngineStats::prefill_us`].
+pub const PREFILL_TOKENS: u32 = 1024;
+
 /// Everything at the end of the last step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
@@ -224,6 +244,10 @@ pub struct EngineStats {
     pub waits_until: Option<Micros>,
     /// Measured rate of prompt computation, tokens per second, smoothed; 0 before the first.
     pub prefill_tokens_per_s: f64,
+    /// What loads of each tier take, and computing the first [`PREFILL_TOKENS`] of a prompt, microseconds, by which it is decided what is
+    /// loaded. `None` and 0: not measured.
+    pub load_costs: [Option<LoadCost>; TIERS_MAX],
+    pub prefill_us: f64,
     /// Something is running or waiting, and since when without interruption.
     pub busy: bool,
     pub busy_since: Micros,

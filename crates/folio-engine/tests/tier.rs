@@ -456,6 +456,68 @@ fn of_two_tiers_the_faster_one_is_asked_and_none_that_is_slower_than_computing()
     assert_eq!(asked(45, 1_000_000, 1_000_000), [], "computing is faster");
 }
 
+/// A tier that takes `latency_us` for each order and a microsecond for each block. A block is computed in about 100.
+struct Slow {
+    bench: Bench,
+    latency_us: u64,
+}
+
+impl Slow {
+    /// It is known what computing takes, and nothing of the tier.
+    fn new(latency_us: u64) -> Self {
+        let mut slow = Self { bench: Bench::new(300, &[]), latency_us };
+        slow.loaded(800, 0);
+        slow
+    }
+
+    /// Blocks of each load for a prompt of so many tokens, of which the tier has `blocks` and the device nothing.
+    fn loaded(&mut self, tokens: u32, blocks: u32) -> Vec<usize> {
+        let Self { bench, latency_us } = self;
+        bench.cache.clear(None);
+        bench.submit(u64::from(tokens), tokens, &[0..blocks]);
+        let mut loaded = Vec::new();
+        while bench.scheduler.has_work() {
+            bench.step();
+            let (loads, stores) = bench.orders();
+            for load in &loads {
+                let bytes = load.contents.len() as u64;
+                bench.scheduler.loaded(load.tier, true, bytes, *latency_us + bytes);
+                bench.end(load, true);
+                loaded.push(load.contents.len());
+            }
+            bench.read(stores);
+        }
+        loaded
+    }
+
+    /// Offers that were taken, and those that were declined.
+    fn offers(&self) -> (u64, u64) {
+        let counters = self.bench.scheduler.counters();
+        (counters.taken_offers[0], counters.declined_offers[0])
+    }
+}
+
+#[test]
+fn of_a_tier_with_a_latency_long_prefixes_are_loaded_and_short_ones_computed() {
+    let mut slow = Slow::new(2000);
+    assert_eq!(slow.loaded(45, 8), [8], "nothing is known");
+    assert_eq!(slow.loaded(46, 8), [], "2 ms against less than one");
+    assert_eq!(slow.loaded(700, 160), [64, 64, 32], "6 ms against 18");
+    assert_eq!(slow.loaded(47, 8), []);
+    assert_eq!(slow.loaded(701, 160), [64, 64, 32]);
+    assert_eq!(slow.offers(), (3, 2));
+}
+
+#[test]
+fn of_a_tier_without_a_latency_both_are_loaded() {
+    let mut slow = Slow::new(0);
+    for tokens in [45, 46, 47] {
+        assert_eq!(slow.loaded(tokens, 8), [8]);
+        assert_eq!(slow.loaded(tokens + 655, 160), [64, 64, 32]);
+    }
+    assert_eq!(slow.offers(), (6, 0));
+}
+
 /// One that generates 60 tokens more and will need blocks of the other; both were computed for a while. The other arrived last.
 fn two_that_grow() -> Bench {
     let mut bench = Bench::new(24, &[]);

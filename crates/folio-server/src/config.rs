@@ -62,7 +62,7 @@ pub struct ServerConfig {
     pub speculate: Option<Drafter>,
     /// Threads of the event loop: connections, TLS, streams.
     pub http_threads: usize,
-    /// How long a drain waits for running requests before it cancels them.
+    /// How long a drain waits for running requests before it cancels them; what is left of it is told at the end ([`crate::Server::listen`]).
     pub drain_timeout: Duration,
 }
 

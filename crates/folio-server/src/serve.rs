@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -96,10 +96,11 @@ impl Server {
         batches::resume(&self.state.runner);
     }
 
-    /// Serves until told to end: the first message drains, the second stops at once.
-    pub async fn listen(self, listeners: Listeners, signals: mpsc::Receiver<()>) {
+    /// Serves until told to end: the first message drains, the second stops at once. Returns what is left of the time for draining, for
+    /// whatever else is to be done before the process ends; nothing, where it did not suffice or was not wanted.
+    pub async fn listen(self, listeners: Listeners, signals: mpsc::Receiver<()>) -> Duration {
         let serving = ListeningSocket::Tcp(listeners.serving);
-        self.listen_on(serving, listeners.admin.map(ListeningSocket::Tcp), signals).await;
+        self.listen_on(serving, listeners.admin.map(ListeningSocket::Tcp), signals).await
     }
 
     async fn listen_on(
@@ -107,7 +108,7 @@ impl Server {
         serving: ListeningSocket,
         admin: Option<ListeningSocket>,
         mut signals: mpsc::Receiver<()>,
-    ) {
+    ) -> Duration {
         let graceful = GracefulShutdown::new();
         let state = self.state.clone();
         tokio::spawn(async move { state.tenancy.shared.compute(&state.served).await });
@@ -128,10 +129,11 @@ impl Server {
             front.accept_all((&serving, &router), admin.as_ref().map(|admin| (admin, &operators)), &graceful);
         let ended = async {
             signals.recv().await;
-            self.drain(&mut signals).await
+            let told = Instant::now();
+            (self.drain(&mut signals).await, told)
         };
-        let stopped = tokio::select! {
-            () = accept => Ended::Stopped,
+        let (stopped, told) = tokio::select! {
+            () = accept => (Ended::Stopped, Instant::now()),
             ended = ended => ended,
         };
         let state = &self.state;
@@ -151,6 +153,10 @@ impl Server {
             let _ = tokio::task::spawn_blocking(move || traces.close()).await;
         }
         self.save_usage();
+        match stopped {
+            Ended::Drained => self.drain_timeout.saturating_sub(told.elapsed()),
+            Ended::Stopped => Duration::ZERO,
+        }
     }
 
     /// Waits until nothing runs, or for the next signal, or as long as patience lasts.
@@ -222,9 +228,13 @@ enum Ended {
     Stopped,
 }
 
-/// Binds, serves, and returns after a SIGTERM or Ctrl-C has drained the server (or a second one stopped it). `ready` is
-/// told the addresses once connections are accepted.
-pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<(), ServerError> {
+/// Binds, serves, and returns after a SIGTERM or Ctrl-C has drained the server (or a second one stopped it), as [`Server::listen`] does. `ready`
+/// is told the addresses once connections are accepted.
+pub async fn serve(
+    config: ServerConfig,
+    app: App,
+    ready: impl FnOnce(Addresses),
+) -> Result<Duration, ServerError> {
     let (address, admin) = (config.listen, config.admin.as_ref().map(|admin| admin.listen));
     let tls = config.tls.is_some();
     let server = Server::new(config, app)?;
@@ -247,8 +257,7 @@ pub async fn serve(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)
         tls,
     };
     ready(addresses);
-    server.listen(Listeners { serving, admin }, signals).await;
-    Ok(())
+    Ok(server.listen(Listeners { serving, admin }, signals).await)
 }
 
 /// Whatever of a configuration can be found wrong without a model and without writing anything: keys, their file, certificates.
@@ -272,7 +281,7 @@ pub fn run_behind(
     path: &Path,
     mut ends: mpsc::Receiver<()>,
     ready: impl FnOnce(),
-) -> Result<(), ServerError> {
+) -> Result<Duration, ServerError> {
     let runtime = runtime(config.http_threads, blocking_threads(&config)).map_err(ServerError::Runtime)?;
     let result = runtime.block_on(async {
         // Whoever connects is the router, and its TLS is its own.
@@ -287,15 +296,14 @@ pub fn run_behind(
         tokio::spawn(forward(sender.clone(), async move || ends.recv().await.is_some()));
         tokio::spawn(forward(sender, async move || signals.recv().await.is_some()));
         ready();
-        server.listen_on(serving, Some(admin), all).await;
-        Ok(())
+        Ok(server.listen_on(serving, Some(admin), all).await)
     });
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
 }
 
 /// [`serve`] on a runtime of its own: its threads for all connections, others for text and files.
-pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<(), ServerError> {
+pub fn run(config: ServerConfig, app: App, ready: impl FnOnce(Addresses)) -> Result<Duration, ServerError> {
     let runtime = runtime(config.http_threads, blocking_threads(&config)).map_err(ServerError::Runtime)?;
     let result = runtime.block_on(serve(config, app, ready));
     // A tokenization in progress is not waited for.

@@ -242,6 +242,13 @@ async fn what_tiers_have_of_a_prefix_is_loaded_ahead() {
     near.has(0..0);
     far.has(0..0);
     assert!(cached(&one, &text('x', 100)).await >= 96);
+    for tier in ["tier=\"disk\"", "tier=\"valkey\""] {
+        let offers =
+            async |decision: &'static str| one.metric("folio:tier_offers_total", &[tier, decision]).await;
+        assert_eq!((offers("decision=\"load\"").await, offers("decision=\"compute\"").await), (1.0, 0.0));
+        assert_eq!(one.metric("folio:tier_load_latency_seconds", &[tier]).await, 0.0, "it brings it at once");
+    }
+    assert!(one.metric("folio:prefill_tokens_per_second", &[]).await >= 0.0);
     // Another's id is as missing as ever, and so is what was dropped.
     for (client, body) in [(&two, json!({"load": true})), (&two, json!({"load": true, "pin": true}))] {
         assert_eq!(client.post(&path, &body).await.error()["code"], "prefix_not_found");

@@ -17,7 +17,8 @@ use tokio::task::JoinHandle;
 struct Running {
     address: SocketAddr,
     signals: mpsc::Sender<()>,
-    server: JoinHandle<()>,
+    /// What is left of the time for draining.
+    server: JoinHandle<Duration>,
     engine: Arc<FakeEngine>,
 }
 
@@ -95,7 +96,11 @@ async fn a_signal_drains_and_running_requests_finish() {
     for piece in ["\"a\"", "\"b\"", "\"c\"", "[DONE]"] {
         assert!(text.contains(piece), "{piece} is missing in {text}");
     }
-    running.server.await.unwrap();
+    let left = running.server.await.unwrap();
+    assert!(
+        Duration::ZERO < left && left < ServerConfig::default().drain_timeout,
+        "of one patience: {left:?}"
+    );
     assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
     assert!(TcpStream::connect(running.address).await.is_err());
 }
@@ -182,7 +187,7 @@ async fn a_second_signal_stops_at_once() {
     running.live(streams.len() + 1).await;
     running.signals.send(()).await.unwrap();
     running.signals.send(()).await.unwrap();
-    running.server.await.unwrap();
+    assert_eq!(running.server.await.unwrap(), Duration::ZERO, "nothing is left");
     assert_eq!(*running.engine.phase.lock().unwrap(), "stopped");
     for socket in &mut streaming {
         assert_told(&rest(socket).await);
@@ -199,7 +204,7 @@ async fn a_drain_ends_even_if_a_request_does_not() {
     running.live(1).await;
     assert!(running.ask("GET", "/readyz", "").await.starts_with("HTTP/1.1 200"));
     running.signals.send(()).await.unwrap();
-    running.server.await.unwrap();
+    assert_eq!(running.server.await.unwrap(), Duration::ZERO, "nothing is left");
     assert_told(&rest(&mut streaming).await);
 }
 

@@ -42,6 +42,8 @@ pub struct RunReport {
     pub sequence_transfers: u64,
     /// That the scheduler ordered of a tier.
     pub tier_loads: u64,
+    /// Of those, what had not reported when the last request had ended.
+    pub unreported_loads: u64,
     pub tier_stores: u64,
     pub missed_blocks: u64,
     /// Of `tier_loads`, for sequences that waited; what became of those, by sequence; and transfers that were cancelled before they began.
@@ -140,6 +142,7 @@ impl RunReport {
         self.wanted_late_slots += other.wanted_late_slots;
         self.sequence_transfers += other.sequence_transfers;
         self.tier_loads += other.tier_loads;
+        self.unreported_loads += other.unreported_loads;
         self.tier_stores += other.tier_stores;
         self.missed_blocks += other.missed_blocks;
         self.prefetch_loads += other.prefetch_loads;

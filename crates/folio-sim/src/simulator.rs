@@ -24,6 +24,9 @@ use crate::world::{World, shared_blocks_of};
 /// What only reports end.
 const OUTSIDE: [WaitingFor; 3] = [WaitingFor::TierLoad, WaitingFor::RemotePrefill, WaitingFor::Adapter];
 
+/// Turns without a step, longer than anybody waits for anything, after which nobody can go on without the slots of a load that never reports.
+const LOST_TURNS: u32 = 1000;
+
 /// Runs the world of `seed` to its end. The error says what went wrong and how to see it again.
 pub fn run_seed(seed: u64) -> Result<RunReport, String> {
     Simulator::new(Scenario::from_seed(seed)).run().map_err(|what| {
@@ -212,6 +215,11 @@ impl Simulator {
 
     /// Those beside the steps go on.
     fn transfer(&mut self) -> Result<(), String> {
+        let over = !self.scheduler.has_work() && self.arriving.is_empty();
+        if over || self.outside_turns > LOST_TURNS {
+            let lost = self.world.transfers.end_lost(self.world.now);
+            self.report.unreported_loads += if over { lost } else { 0 };
+        }
         let World { transfers, wrote, scenario, now, .. } = &mut self.world;
         transfers.act(&mut Around {
             scheduler: &mut self.scheduler,

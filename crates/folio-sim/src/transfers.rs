@@ -8,7 +8,8 @@
 //!
 //! A *load* takes blocks behind what is cached of some prompt, for up to three transfers; others take blocks of a sequence's own table,
 //! which the scheduler gives them. They end in any order, some with damaged bytes. A transfer leaves anything in its slots before it leaves the content there, so whoever else reads or writes them is found out
-//! by other bytes. Some loads are given up early: their transfers go on and report late, and until then nobody is given their slots.
+//! by other bytes. Some loads are given up early: their transfers go on and report late, and until then nobody is given their slots. One of a tier's
+//! may never report, as long as anybody is left who gets on without its slots.
 
 use std::collections::HashSet;
 
@@ -34,6 +35,9 @@ const TRANSFERS_MOST: usize = 4;
 const LOADS_MOST: u64 = 60;
 /// Longest that a lease holds, and that anything beside the steps takes.
 const LONGEST_US: u64 = 300_000;
+
+/// When a transfer is done that never reports.
+const NEVER: Micros = Micros(u64::MAX);
 
 /// A block and what it must hold, or will.
 struct Block {
@@ -127,6 +131,9 @@ pub(crate) struct Around<'a> {
 pub(crate) struct Transfers {
     memory: Memory,
     rng: Rng,
+    /// Which load never reports, and whether it began.
+    losing: Rng,
+    lost: bool,
     groups: Vec<GroupConfig>,
     readers: Vec<LeaseReader>,
     loads: Vec<Load>,
@@ -145,6 +152,8 @@ impl Transfers {
         Self {
             memory,
             rng: Rng::new(scenario.seed ^ 0x71c3),
+            losing: Rng::new(scenario.seed ^ 0x105e),
+            lost: false,
             groups: scenario.groups.clone(),
             readers: Vec::new(),
             loads: Vec::new(),
@@ -160,6 +169,16 @@ impl Transfers {
     /// Something is held or owed.
     pub fn under_way(&self) -> bool {
         !(self.readers.is_empty() && self.loads.is_empty() && self.transfers.is_empty())
+    }
+
+    /// What would never report does so now. How many there are.
+    pub fn end_lost(&mut self, now: Micros) -> u64 {
+        let mut ended = 0;
+        for transfer in self.transfers.iter_mut().filter(|transfer| transfer.done == NEVER) {
+            transfer.done = now;
+            ended += 1;
+        }
+        ended
     }
 
     pub fn tables(&self) -> impl Iterator<Item = &BlockTable> {
@@ -466,7 +485,8 @@ impl Transfers {
             TransferOrder::Cancel { ticket, .. } => {
                 // Some tiers do not look, or are at it already.
                 let of = self.transfers.iter_mut().find(|transfer| transfer.ticket == *ticket);
-                if let Some(transfer) = of.filter(|transfer| !transfer.begun && !self.rng.one_in(4)) {
+                let of = of.filter(|transfer| transfer.done != NEVER && !transfer.begun);
+                if let Some(transfer) = of.filter(|_| !self.rng.one_in(4)) {
                     (transfer.cancelled, transfer.done) = (true, now);
                 }
                 return Ok(());
@@ -491,6 +511,9 @@ impl Transfers {
                 let (tenant, after) = (root.tenant, 0);
                 let (load, begun, written, cancelled) = (None, false, 0, false);
                 let begins = Micros(now.0 + self.rng.skewed(1, 20_000));
+                let is_lost = !self.lost && self.losing.one_in(8);
+                self.lost |= is_lost;
+                let done = if is_lost { NEVER } else { done };
                 self.transfers.push(Transfer {
                     ticket,
                     load,

@@ -64,6 +64,7 @@ fn many_seeds() {
         ("turns in which slots of late transfers were wanted", total.wanted_late_slots),
         ("transfers into tables of sequences", total.sequence_transfers),
         ("loads that a tier was asked for", total.tier_loads),
+        ("loads that never reported", 10 * total.unreported_loads),
         ("stores that a tier was asked for", total.tier_stores),
         ("blocks that were gone before their turn to be stored", total.missed_blocks),
         ("transfers behind what was still to compute", 10 * total.partial_loads),

@@ -49,8 +49,8 @@ struct Kept {
     blocks: FxHashMap<BlockKey, Block>,
     /// By when they were last wanted, the first to go first.
     order: BTreeMap<(Class, u64), BlockKey>,
-    /// Of each tenant by priority, and then so.
-    of_tenants: FxHashMap<TenantId, BTreeMap<(u8, u64), BlockKey>>,
+    /// Of each tenant by priority, and then so: which they are `order` says.
+    of_tenants: FxHashMap<TenantId, BTreeSet<(u8, u64)>>,
     /// By when they expire.
     ends: BTreeSet<(u32, BlockKey)>,
     last: u64,
@@ -74,12 +74,12 @@ struct Block {
     expires_s: u32,
     bytes: Arc<dyn HostBuffer>,
     /// Of group 0, where somebody is told: the block before it, and its tokens.
-    lineage: Option<(Option<BlockHash>, Box<[u32]>)>,
+    lineage: Option<Box<(Option<BlockHash>, Box<[u32]>)>>,
 }
 
 impl Block {
     fn stored(&self, hash: BlockHash) -> Option<TierEvent> {
-        let (parent, tokens) = self.lineage.clone()?;
+        let (parent, tokens) = *self.lineage.clone()?;
         Some(TierEvent::Stored { medium: Medium::Host, tenant: self.tenant, hash, parent, tokens })
     }
 }
@@ -130,8 +130,8 @@ impl HostStore {
         let (_, oldest) = kept.order.first_key_value().filter(|((_, used), _)| *used < since)?;
         let oldest = *oldest;
         let of_its_tenant = kept.of_tenants.get(&kept.blocks.get(&oldest)?.tenant)?;
-        let (_, weakest) = of_its_tenant.first_key_value().filter(|((_, used), _)| *used < since)?;
-        let weakest = *weakest;
+        let (priority, used) = *of_its_tenant.first().filter(|(_, used)| *used < since)?;
+        let weakest = *kept.order.get(&(Class::of(priority), used))?;
         self.remove(kept, &weakest);
         if weakest != oldest {
             // Another paid for it; next time its turn comes as if it were wanted now.
@@ -212,7 +212,7 @@ impl Kept {
 
     fn list(&mut self, key: BlockKey, block: &Block) {
         self.order.insert((Class::of(block.priority), block.used), key);
-        self.of_tenants.entry(block.tenant).or_default().insert((block.priority, block.used), key);
+        self.of_tenants.entry(block.tenant).or_default().insert((block.priority, block.used));
         if block.expires_s != 0 {
             self.ends.insert((block.expires_s, key));
         }
@@ -337,7 +337,7 @@ impl Store for HostStore {
                 let feed = self.feed.get().filter(|_| key.group == 0);
                 let lineage = feed.map(|_| {
                     let (parent, tokens) = order.lineage.of(at);
-                    (parent, tokens.into())
+                    Box::new((parent, tokens.into()))
                 });
                 let block = Block { tenant, used, priority, expires_s, bytes, lineage };
                 kept.list(key, &block);

@@ -188,8 +188,23 @@ impl DiskStore {
             store.read_segment(&segment, &mut scanned);
         }
         if let Some(store) = store.upgrade() {
+            store.tell_of_others();
             store.shrink();
             store.refresh();
+        }
+    }
+
+    /// What other versions wrote takes room, however long nobody reads it.
+    fn tell_of_others(&self) {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let others = segments.values().filter(|segment| segment.is_foreign.load(Relaxed));
+        let bytes: u64 = others.map(|segment| segment.bytes.load(Relaxed)).sum();
+        if bytes > 0 {
+            tracing::warn!(
+                "{bytes} of the {} bytes that {} may take are segments of another version of Folio: they are neither read nor deleted",
+                self.config.bytes,
+                self.config.dir.display()
+            );
         }
     }
 

@@ -142,11 +142,6 @@ pub enum OpenError {
     #[error("another process writes KV blocks to {}: give each server a directory of its own", dir.display())]
     InUse { dir: PathBuf },
     #[error(
-        "{} was written by another version of Folio (format {found}, this one has {ours}): use another directory, or delete this one",
-        dir.display()
-    )]
-    Version { dir: PathBuf, found: u32, ours: u32 },
-    #[error(
         "a disk tier of {bytes} bytes with segments of {segment_bytes} cannot work: a segment is a multiple of 4096 bytes, at least 16384, and there is room for at least two"
     )]
     Size { bytes: u64, segment_bytes: u64 },

@@ -19,8 +19,9 @@ use crate::store::{DiskStore, Segment, lock};
 use crate::types::{About, Class, DiskConfig, OpenError, PutError};
 use crate::wear::Wear;
 
-/// Of the directory: its version, and the number of the next segment, so that no file name is used twice. `FOLIOKVD`, version and
-/// number in 4 bytes each, the CRC-32C of these 16; in 8 bytes a time that has passed, in seconds since 1970, and the CRC-32C of all 28.
+/// Of the directory: the number of the next segment, so that no file name is used twice, and who said so. `FOLIOKVD`, version and
+/// number in 4 bytes each, the CRC-32C of these 16; in 8 bytes a time that has passed, in seconds since 1970, and the CRC-32C of all 28. These
+/// bytes stay what they are in every version: versions take turns in a directory, and each leaves the others' segments alone.
 const ABOUT: &str = "store";
 const MAGIC: &[u8; 8] = b"FOLIOKVD";
 
@@ -97,13 +98,13 @@ impl Drop for Room<'_> {
     }
 }
 
-/// Version, next number, and time.
-fn about(page: &[u8]) -> Option<(u32, u32, u64)> {
+/// Next number, and time.
+fn about(page: &[u8]) -> Option<(u32, u64)> {
     let word = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
     let is_valid = &page[..8] == MAGIC && crc32c::crc32c(&page[..16]) == word(16);
     let time = u64::from_le_bytes(page[20..28].try_into().expect("eight bytes"));
     let time = if crc32c::crc32c(&page[..28]) == word(28) { time } else { 0 };
-    is_valid.then(|| (word(8), word(12), time))
+    is_valid.then(|| (word(12), time))
 }
 
 fn about_page(next: u32, now_s: u64) -> Pages {
@@ -123,12 +124,11 @@ fn about_page(next: u32, now_s: u64) -> Pages {
 pub(crate) fn time_of(file: &dyn File) -> u64 {
     let mut page = Pages::new(PAGE);
     let read = read_full(file, &mut page, 0).is_ok();
-    about(&page).filter(|(version, ..)| read && *version == u32::from(VERSION)).map_or(0, |(.., time)| time)
+    about(&page).filter(|_| read).map_or(0, |(_, time)| time)
 }
 
 impl Writer {
-    /// Looks at the directory's files, not into them but for its version. The segments come in the order of their numbers, and behind them a
-    /// time that has passed.
+    /// Looks at the directory's files, not into them. The segments come in the order of their numbers, and behind them a time that has passed.
     pub fn open(
         config: &DiskConfig,
         folder: &dyn Folder,
@@ -157,14 +157,9 @@ impl Writer {
         if files.iter().any(|file| file.name == ABOUT) {
             let mut page = Pages::new(PAGE);
             folder.open(ABOUT).and_then(|file| read_full(&*file, &mut page, 0)).map_err(io)?;
-            let ours = u32::from(VERSION);
-            match about(&page) {
-                Some((found, ..)) if found != ours => {
-                    return Err(OpenError::Version { dir: config.dir.clone(), found, ours });
-                }
-                Some((_, known, time)) => (next, floor_s) = (next.max(known), time),
-                // A start that was interrupted: what there is says where to go on.
-                None => {}
+            // Nothing, after a start that was interrupted: what there is says where to go on.
+            if let Some((known, time)) = about(&page) {
+                (next, floor_s) = (next.max(known), time);
             }
         } else {
             folder.create(ABOUT, PAGE as u64).map_err(io)?;
@@ -342,7 +337,7 @@ impl DiskStore {
     pub(crate) fn reclaim(&self) -> Result<bool, PutError> {
         let segment = {
             let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-            // Nobody else has it, and while this lock is held nobody gets it.
+            // Nobody else has it, and while this lock is held nobody gets it. Whoever reads the directory at the start has what it has not read.
             let may_go = |segment: &&Arc<Segment>| {
                 Arc::strong_count(segment) == 1 && !segment.is_foreign.load(Relaxed)
             };

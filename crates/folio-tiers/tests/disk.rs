@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 
 use common::{ABOUT, block, config, copy, has, key, open, segments, tenant};
 use folio_tiers::{DiskState, DiskStore, OpenError, PutError, Stored};
@@ -65,6 +66,71 @@ fn a_restart_finds_everything() {
         assert_eq!(store.put(&key(3), &tenant(1), &block(3, 9000), &ABOUT).unwrap(), Stored::There);
         assert_eq!(store.put(&key(50), &tenant(1), &block(50, 9000), &ABOUT).unwrap(), Stored::New);
     }
+}
+
+/// Marks a file as another version's.
+fn of_version(path: &Path, version: u32) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[8..12].copy_from_slice(&version.to_le_bytes());
+    let sums: &[usize] = if bytes.starts_with(b"FOLIOKVS") { &[12] } else { &[16, 28] };
+    for at in sums {
+        let crc = crc32c::crc32c(&bytes[..*at]);
+        bytes[*at..at + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+/// A directory that a later version used, or an earlier one: what it wrote stays byte for byte, takes its room, and is not found; new
+/// segments stand beside it.
+#[test]
+fn what_another_version_wrote_is_left_alone() {
+    for version in [1, 3, u32::MAX] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(&config(dir.path()));
+        for number in 0..40 {
+            store.put(&key(number), &tenant(1), &block(number, 9000), &ABOUT).unwrap();
+        }
+        store.close();
+        drop(store);
+        let theirs = segments(dir.path());
+        theirs.iter().for_each(|path| of_version(path, version));
+        of_version(&dir.path().join("store"), version);
+        let before: Vec<_> = theirs.iter().map(|path| fs::read(path).unwrap()).collect();
+        // Also while nobody has looked into the files.
+        let config = config(dir.path());
+        let store = DiskStore::open(config.clone()).expect("it opens");
+        for number in 100..400 {
+            store.put(&key(number), &tenant(1), &block(number, 9000), &ABOUT).unwrap();
+            assert!(has(&store, number, &tenant(1), 9000));
+            assert!(store.stats().bytes <= config.bytes);
+        }
+        store.wait_indexed();
+        assert!(!store.contains(&key(3)), "theirs is a miss");
+        store.close();
+        drop(store);
+        let after: Vec<_> = theirs.iter().map(|path| fs::read(path).unwrap()).collect();
+        assert!(before == after, "version {version}");
+        assert!(segments(dir.path()).len() > theirs.len());
+        // The next start finds its own, and theirs are where they were.
+        let store = open(&config);
+        assert!(has(&store, 399, &tenant(1), 9000) && !store.contains(&key(3)));
+        assert!(theirs.iter().all(|path| path.exists()));
+    }
+}
+
+/// Where it leaves no room nothing is stored, and all is served that is.
+#[test]
+fn what_another_version_wrote_may_take_all_the_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&config(dir.path()));
+    for number in 0..100 {
+        store.put(&key(number), &tenant(1), &block(number, 9000), &ABOUT).unwrap();
+    }
+    drop(store);
+    segments(dir.path()).iter().for_each(|path| of_version(path, 3));
+    let store = open(&config(dir.path()));
+    assert!(matches!(store.put(&key(1), &tenant(1), &block(1, 9000), &ABOUT), Err(PutError::Full)));
+    assert_eq!((store.stats().state, store.stats().blocks), (DiskState::On, 0));
 }
 
 #[test]

@@ -149,15 +149,15 @@ impl Lifeline {
         Ok(Self { serving, ends })
     }
 
-    /// Serves at this socket until the router says otherwise.
-    pub fn serve(self, config: ServerConfig, app: App, socket: &Path) -> Result<()> {
+    /// Serves at this socket until the router says otherwise. Returns what is left of the time for draining.
+    pub fn serve(self, config: ServerConfig, app: App, socket: &Path) -> Result<Duration> {
         self.serving.store(true, Ordering::SeqCst);
-        folio_server::run_behind(config, app, socket, self.ends, || {
+        let left = folio_server::run_behind(config, app, socket, self.ends, || {
             let mut output = std::io::stdout();
             // A router that does not hear it has gone.
             let _ = output.write_all(b"\n").and_then(|()| output.flush());
         })?;
-        Ok(())
+        Ok(left)
     }
 }
 

@@ -63,15 +63,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         adapters: Arc::new(adapters(args, &runtime, &names)?),
         version: env!("CARGO_PKG_VERSION"),
     };
-    let patience = Duration::from_secs(args.drain_timeout);
     if let Some((socket, lifeline)) = router {
-        lifeline.serve(config, app, socket)?;
-        runtime.join(patience);
+        let left = lifeline.serve(config, app, socket)?;
+        runtime.join(left);
         return Ok(());
     }
     let key_file = config.key_file.is_some();
     let metrics = if config.metrics_on_admin { "" } else { "metrics at /metrics, " };
-    folio_server::run(config, app, |addresses| {
+    let left = folio_server::run(config, app, |addresses| {
         eprintln!(
             "  {:<9} {}",
             "tenants",
@@ -109,7 +108,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         eprintln!("\nlistening on {scheme}://{address}  ({metrics}Ctrl-C to stop)\n");
         eprintln!("{}", curl(scheme, address, &names[0], chat, keyed));
     })?;
-    runtime.join(patience);
+    runtime.join(left);
     Ok(())
 }
 

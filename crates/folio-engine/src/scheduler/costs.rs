@@ -6,8 +6,8 @@
 //! makes a token dearer the deeper it lies. `a` and `b` are the least-squares solution over past steps, old ones fading. What
 //! a step's decodes took by themselves is taken off first.
 //!
-//! Loading: microseconds per byte of each tier, by itself. One that was never loaded from counts as the nearest before it, and without such
-//! as free, so that the first load is the measurement.
+//! Loading: a latency for each order, and microseconds per byte, of each tier by itself (`load_times`). One that was never loaded from counts as
+//! the nearest before it, and without such as free, so that the first load is the measurement.
 //!
 //! Swapping: microseconds per byte until what preempted sequences gave up was read. Free until it was done once.
 //!
@@ -17,12 +17,14 @@ use std::ops::Range;
 
 use folio_kv::TierId;
 
+use super::load_times::LoadTimes;
 use super::row_times::RowTimes;
+use crate::stats::LoadCost;
 use crate::tier::TIERS_MAX;
 
 /// What a step keeps of the weight of those before.
 const STEPS: f64 = 0.98;
-/// What a transfer, or a return, keeps of those before.
+/// What a swap, or a return, keeps of those before.
 const TRANSFERS: f64 = 0.9;
 
 /// How a step of decodes goes: each kind has times of its own.
@@ -49,6 +51,13 @@ pub(super) struct Computed {
     pub kind: StepKind,
 }
 
+/// What is loaded together, and in how many orders.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadSize {
+    pub bytes: u64,
+    pub orders: u32,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     /// Sums over steps with prompts: of products of tokens, positions and time.
@@ -61,7 +70,7 @@ pub(super) struct Costs {
     rows: [RowTimes; 3],
     swapped: Mean,
     /// By tier.
-    loaded: [Mean; TIERS_MAX],
+    loaded: [LoadTimes; TIERS_MAX],
     survived: Mean,
 }
 
@@ -138,20 +147,30 @@ impl Costs {
         self.swapped.add(us, bytes as f64, TRANSFERS);
     }
 
+    /// A tier carried out an order of so many bytes in `us`.
     pub fn loaded(&mut self, tier: TierId, bytes: u64, us: f64) {
-        self.loaded[usize::from(tier.0)].add(us, bytes as f64, TRANSFERS);
+        if bytes > 0 {
+            self.loaded[usize::from(tier.0)].add(bytes as f64, us);
+        }
     }
 
-    /// Microseconds that are spared where a tier brings `bytes` instead of these positions being computed; negative where it is slower.
-    /// One that was never loaded from is taken to be as fast as the nearest before it, and without such to cost nothing.
-    pub fn spared_by_load(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> f64 {
-        self.computing(positions) - bytes as f64 * self.load_us(tier)
+    /// Of each tier, as measured.
+    pub fn load_costs(&self) -> [Option<LoadCost>; TIERS_MAX] {
+        self.loaded.map(|times| times.cost())
     }
 
-    /// Microseconds a byte.
-    fn load_us(&self, tier: TierId) -> f64 {
-        let known = self.loaded[..=usize::from(tier.0)].iter().rev().find_map(|mean| mean.value());
-        known.unwrap_or(0.0)
+    /// Microseconds that are spared where a tier brings this instead of these positions being computed; negative where it is slower: what
+    /// computing them takes, less `orders * latency + bytes / bandwidth`. One that was never loaded from is taken to be as fast as the nearest
+    /// before it, and without such to cost nothing.
+    pub fn spared_by_load(&self, tier: TierId, load: LoadSize, positions: Range<u32>) -> f64 {
+        self.computing(positions) - self.load_us(tier, load)
+    }
+
+    /// Orders are carried out one after the other.
+    fn load_us(&self, tier: TierId, LoadSize { bytes, orders }: LoadSize) -> f64 {
+        let known = self.loaded[..=usize::from(tier.0)].iter().rfind(|times| times.is_known());
+        let orders = f64::from(orders.max(1));
+        known.map_or(0.0, |times| orders * times.us(bytes as f64 / orders))
     }
 
     /// Of `held` positions that were given up, `found` were still cached.
@@ -161,10 +180,10 @@ impl Costs {
 
     /// Whether to have these positions stored, and loaded if they are lost, is cheaper than to compute them then, as far as anybody can tell
     /// at a preemption.
-    pub fn swapping_pays(&self, tier: TierId, bytes: u64, positions: Range<u32>) -> bool {
+    pub fn swapping_pays(&self, tier: TierId, load: LoadSize, positions: Range<u32>) -> bool {
         let lost = 1.0 - self.survived.value().unwrap_or(0.0).min(1.0);
-        let us = self.swapped.value().unwrap_or(0.0) + lost * self.load_us(tier);
-        bytes as f64 * us < lost * self.computing(positions)
+        let swapping = load.bytes as f64 * self.swapped.value().unwrap_or(0.0);
+        swapping + lost * self.load_us(tier, load) < lost * self.computing(positions)
     }
 
     /// Microseconds to compute these positions of a prompt.
@@ -202,6 +221,7 @@ mod tests {
     use super::*;
 
     const TIER: TierId = TierId(0);
+    const SIZE: LoadSize = LoadSize { bytes: 1 << 20, orders: 1 };
 
     fn prompt(from: u32, tokens: u32) -> Computed {
         let positions = f64::from(tokens) * (f64::from(from) + f64::from(tokens) / 2.0);
@@ -278,7 +298,7 @@ mod tests {
     #[test]
     fn what_is_cheaper_to_keep_is_kept_and_nothing_else() {
         let mut costs = measured();
-        let pays = |costs: &Costs| costs.swapping_pays(TIER, 1 << 20, 0..1000);
+        let pays = |costs: &Costs| costs.swapping_pays(TIER, SIZE, 0..1000);
         assert!(pays(&costs), "unmeasured it is free: it is how it is measured");
         costs.swapped(1 << 20, 1000.0);
         costs.loaded(TIER, 1 << 20, 1000.0);
@@ -289,9 +309,26 @@ mod tests {
     }
 
     #[test]
+    fn every_order_has_the_latency() {
+        let mut costs = measured();
+        let us = |bytes: u64| 10_000.0 + bytes as f64;
+        for bytes in [1_000, 40_000, 1_000, 40_000] {
+            costs.loaded(TIER, bytes, us(bytes));
+        }
+        let spared = |tokens: u32, orders| {
+            costs.spared_by_load(TIER, LoadSize { bytes: u64::from(tokens) * 10, orders }, 0..tokens)
+        };
+        let near =
+            |is: f64, wanted: f64| assert!((is - wanted).abs() < 0.01 * wanted.abs(), "{is}, {wanted}");
+        near(spared(50, 1), 50.0 * 100.0 + 0.1 * 50.0 * 25.0 - us(500));
+        near(spared(1000, 1), 1000.0 * 100.0 + 0.1 * 1000.0 * 500.0 - us(10_000));
+        near(spared(1000, 8), spared(1000, 1) - 7.0 * 10_000.0);
+    }
+
+    #[test]
     fn what_survives_by_itself_needs_no_keeping() {
         let mut costs = measured();
-        let pays = |costs: &Costs| costs.swapping_pays(TIER, 1 << 20, 0..1000);
+        let pays = |costs: &Costs| costs.swapping_pays(TIER, SIZE, 0..1000);
         (0..50).for_each(|_| costs.swapped(1 << 20, 10_000.0));
         assert!(pays(&costs));
         (0..50).for_each(|_| costs.survived(99, 100));

@@ -5,7 +5,7 @@ use folio_kv::KvCache;
 use super::Scheduler;
 use crate::request::Micros;
 use crate::sequence::Wait;
-use crate::stats::{Counters, EngineStats};
+use crate::stats::{Counters, EngineStats, PREFILL_TOKENS};
 use crate::work::Work;
 
 impl Scheduler {
@@ -32,6 +32,8 @@ impl Scheduler {
         stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
         stats.work = self.work;
+        stats.load_costs = self.costs.load_costs();
+        stats.prefill_us = self.costs.computing(0..PREFILL_TOKENS);
         stats.cache = cache.stats();
         stats.adapters.clear();
         stats.adapters.extend(self.reservations.adapters().keys());

@@ -4,7 +4,7 @@
 //!
 //! Where tiers are served ([`Scheduler::with_tiers`]), a sequence that is admitted is loaded as far as they have what the device lacks
 //! ([`folio_kv::BlockHashes::stored_from`]), each part from the tier that brings it the soonest, if that is cheaper than to compute it, by
-//! measured rates (`costs`); and at its end what tiers lack of it is stored (`stores`), as it is where it is preempted (`swap`). Who fills and
+//! measured latencies and rates (`costs`); and at its end what tiers lack of it is stored (`stores`), as it is where it is preempted (`swap`). Who fills and
 //! who reads is told by [`Scheduler::transfers`].
 //!
 //! A transfer writes the last blocks of a table ([`folio_kv::Ticket`]). Before those the sequence is computed as ever; with nothing
@@ -18,6 +18,7 @@ use folio_kv::{BlockTable, Content, KvCache, Ticket, TierId};
 use smallvec::SmallVec;
 
 use super::Scheduler;
+use super::costs::LoadSize;
 use super::room::Demand;
 use super::stores::Storing;
 use super::swap::Leaving;
@@ -70,6 +71,8 @@ impl Transfers {
 pub(super) struct Offer {
     tier: TierId,
     pub blocks: Range<u32>,
+    /// To compute them takes longer.
+    pub pays: bool,
 }
 
 /// The last position up to `positions` at which blocks of all groups end, and the `chunk` blocks that a tier keeps together.
@@ -80,6 +83,15 @@ pub(super) fn chunk_end(cache: &KvCache, chunk: u32, positions: u32) -> u32 {
         end = cache.border(end - end % chunk);
     }
     end
+}
+
+/// What the load of these blocks is.
+pub(super) fn load_size(cache: &KvCache, blocks: Range<u32>) -> LoadSize {
+    let orders = match cache.needed_groups() {
+        1 => blocks.end.div_ceil(CHUNK_BLOCKS_MAX) - blocks.start / CHUNK_BLOCKS_MAX,
+        _ => 1,
+    };
+    LoadSize { bytes: cache.load_bytes(blocks.end - blocks.start), orders }
 }
 
 impl Scheduler {
@@ -145,6 +157,9 @@ impl Scheduler {
     /// `false`: that does not pay, or cannot be.
     pub(super) fn admit_and_load(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
         let Some(offer) = self.offer(cache, slot, false) else { return false };
+        if !self.accepts(&offer) {
+            return false;
+        }
         let Some(table) = self.attach_whole(cache, slot, offer.blocks.start * cache.config().block_tokens)
         else {
             return false;
@@ -175,8 +190,17 @@ impl Scheduler {
             let next = offer.blocks.end;
             let cached = next * cache.config().block_tokens;
             let Some(more) = self.best_offer(cache, slot, (next, cached), prefetch) else { break };
+            if !self.accepts(&more) {
+                break;
+            }
             offer = more;
         }
+    }
+
+    /// Whether what a tier offers is to be loaded.
+    fn accepts(&mut self, offer: &Offer) -> bool {
+        self.counters.declined_offers[usize::from(offer.tier.0)] += u64::from(!offer.pays);
+        offer.pays
     }
 
     /// Bytes that another load may write.
@@ -189,7 +213,7 @@ impl Scheduler {
     }
 
     /// Which tier brings the blocks of a sequence from `from` on, and up to where: the one that spares the most time, of equals the
-    /// one that has more, and then the nearest. `cached`: positions that the device has. `None`: none has them, or to compute them is faster.
+    /// one that has more, and then the nearest. `cached`: positions that the device has. `None`: none has them.
     fn best_offer(
         &self,
         cache: &KvCache,
@@ -208,23 +232,25 @@ impl Scheduler {
             let to = chunk_end(cache, chunk, to * size) / size;
             // Windows and states are stored for the end alone.
             let is_of_use = to > from && to * size > cached && (goes_on || to == end);
-            is_of_use.then_some(Offer { tier, blocks: from..to })
+            is_of_use.then_some(Offer { tier, blocks: from..to, pays: false })
         };
         let offers = || self.transfers.tiers().filter_map(offer);
         let spared = |tier, to| {
-            self.costs.spared_by_load(tier, cache.load_bytes(to - from), cached.min(to * size)..to * size)
+            self.costs.spared_by_load(tier, load_size(cache, from..to), cached.min(to * size)..to * size)
         };
         // Where more can follow, by what all of them have.
         let common = offers().map(|offer| offer.blocks.end).min()?;
         let reach = |offer: &Offer| if goes_on { common } else { offer.blocks.end };
         let offers = offers().map(|offer| ((spared(offer.tier, reach(&offer)), reach(&offer)), offer));
         let (_, best) = offers.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
-        (spared(best.tier, best.blocks.end) >= 0.0).then_some(best)
+        let pays = spared(best.tier, best.blocks.end) >= 0.0;
+        Some(Offer { pays, ..best })
     }
 
     /// Orders what a tier offers. `false`: not all of it could be.
     fn take_offer(&mut self, cache: &mut KvCache, slot: Slot, offer: &Offer, prefetch: bool) -> bool {
         let (tier, mut next, end) = (offer.tier, offer.blocks.start, offer.blocks.end);
+        self.counters.taken_offers[usize::from(tier.0)] += 1;
         while next < end {
             // At their borders chunks end.
             let border = (next / CHUNK_BLOCKS_MAX + 1) * CHUNK_BLOCKS_MAX;

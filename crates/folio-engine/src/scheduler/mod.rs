@@ -20,7 +20,7 @@
 //! | `loads` | blocks that are filled from outside the steps, or read there |
 //! | `prefetch` | whose loads begin while they wait in the queue |
 //! | `swap`, `costs` | what of a preempted sequence is swapped to a tier, because computing it again would cost more |
-//! | `row_times` | what a step takes over its rows |
+//! | `load_times`, `row_times` | what a load takes over its bytes, and a step over its rows |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
 //! | `requests` | the choices of one request |
@@ -66,6 +66,7 @@ mod costs;
 mod drafts;
 mod fair;
 mod figures;
+mod load_times;
 mod loads;
 mod preemption;
 mod prefetch;

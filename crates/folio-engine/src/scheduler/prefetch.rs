@@ -111,7 +111,8 @@ impl Scheduler {
         if waiting.prefetch.is_some() || self.awaited_prefix(slot).is_some() {
             return None;
         }
-        self.offer(cache, slot, true).filter(|offer| offer.blocks.start >= waiting.prefetched)
+        let is_new = |offer: &Offer| offer.pays && offer.blocks.start >= waiting.prefetched;
+        self.offer(cache, slot, true).filter(is_new)
     }
 
     fn begin_prefetch(&mut self, cache: &mut KvCache, slot: Slot) {

@@ -18,7 +18,7 @@ use std::ops::Range;
 use folio_kv::{GroupCounts, KvCache, Lease, TierId};
 
 use super::Scheduler;
-use super::loads::chunk_end;
+use super::loads::{chunk_end, load_size};
 use crate::plan::SequenceId;
 use crate::request::Micros;
 use crate::sequence::Slot;
@@ -59,8 +59,8 @@ impl Scheduler {
             return (0, 0);
         }
         let at_stake = (shared * size, to * size);
-        let bytes = cache.load_bytes(to - shared);
-        if !self.costs.swapping_pays(tier, bytes, at_stake.0..at_stake.1) {
+        let load = load_size(cache, shared..to);
+        if !self.costs.swapping_pays(tier, load, at_stake.0..at_stake.1) {
             return at_stake;
         }
         let until = Micros(self.now.0 + LEASE_US);
@@ -79,7 +79,7 @@ impl Scheduler {
             tier,
             blocks: own..to,
             contents: contents.len() as u32,
-            bytes,
+            bytes: load.bytes,
             releases,
         });
         let lineage = cache.lineage(&contents);

@@ -202,7 +202,7 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_REQUEST_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: Option<u64>,
 
-    /// Seconds a drain waits for running requests before it cancels them
+    /// Seconds that a drain may take: it waits for running requests, which are cancelled then, and for KV to be stored in tiers
     #[arg(long, env = "FOLIO_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 120)]
     pub drain_timeout: u64,
 

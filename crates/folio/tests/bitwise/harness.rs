@@ -30,6 +30,7 @@ use folio_model::testing::{adapter, adapters, heads};
 use folio_model::{eagle, mtp};
 use folio_sim::Pipeline;
 use folio_sim::rules::{HashRules, Late};
+use folio_tiers::io::Folder;
 use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier, WallClock};
 
 pub use oracle::{Drafter, Oracle, SCRIPTS, Script};
@@ -378,6 +379,14 @@ impl World {
     pub fn keep_on_disk(&mut self, dir: &Path, bytes: u64) {
         self.tiers.clear();
         self.keep_behind(dir, bytes);
+    }
+
+    /// The same, in somebody else's files of `dir`.
+    pub fn keep_in_folder(&mut self, folder: Arc<dyn Folder>, dir: &Path, bytes: u64) {
+        let store = DiskStore::open_in(DiskConfig::new(dir, bytes, [3; 32]), folder).expect("a store");
+        store.wait_indexed();
+        self.tiers.clear();
+        self.keep_in(store);
     }
 
     /// The same, in a tier that is farther than those there are.

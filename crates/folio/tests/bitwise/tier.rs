@@ -1,10 +1,14 @@
 //! KV that was on a disk: what comes back from there has the bits it had, and what is damaged does not come back.
 
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use folio_model::backend::KvFormat;
 use folio_model::testing::FIXTURES;
+use folio_tiers::io::{Directory, File, Folder, Listed};
 
 use crate::harness::{Arrival, Oracle, Setup, World, batched, chunked, in_turn, prompt, whole};
 
@@ -233,4 +237,89 @@ fn from_a_disk_that_is_too_small() {
     }
     let stats = world.tier_stats();
     assert!(stats.blocks_evicted > 0 && stats.bytes <= 512 << 10, "{stats:?}");
+}
+
+/// What writes do from the moment when so many have gone well, and reads, once they are to fail.
+#[derive(Clone)]
+struct Failure {
+    writes_left: Arc<AtomicU32>,
+    write: fn(usize) -> io::Result<usize>,
+    reads_fail: Arc<AtomicBool>,
+}
+
+struct Failing(Directory, Failure);
+struct FailingFile(Box<dyn File>, Failure);
+
+impl Folder for Failing {
+    fn list(&self) -> io::Result<Vec<Listed>> {
+        self.0.list()
+    }
+    fn open(&self, name: &str) -> io::Result<Box<dyn File>> {
+        Ok(Box::new(FailingFile(self.0.open(name)?, self.1.clone())))
+    }
+    fn create(&self, name: &str, bytes: u64) -> io::Result<Box<dyn File>> {
+        Ok(Box::new(FailingFile(self.0.create(name, bytes)?, self.1.clone())))
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+    fn is_direct(&self) -> bool {
+        self.0.is_direct()
+    }
+}
+
+impl File for FailingFile {
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+    fn read(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
+        match self.1.reads_fail.load(Relaxed) {
+            true => Err(io::Error::from_raw_os_error(5)),
+            false => self.0.read(into, at),
+        }
+    }
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<usize> {
+        match self.1.writes_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+            Ok(_) => self.0.write(bytes, at),
+            Err(_) => (self.1.write)(bytes.len()),
+        }
+    }
+    fn cut(&self, bytes: u64) -> io::Result<()> {
+        self.0.cut(bytes)
+    }
+}
+
+/// No space, an error, a short write while answers are computed: nothing more is stored, what is there comes back, and when that cannot be
+/// read, either, it is computed. The bits are the same throughout.
+#[test]
+fn from_a_disk_that_fails_meanwhile() {
+    let failures: [fn(usize) -> io::Result<usize>; 3] = [
+        |_| Err(io::Error::from_raw_os_error(28)),
+        |_| Err(io::Error::from_raw_os_error(5)),
+        |bytes| Ok(bytes / 2),
+    ];
+    for write in failures {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut world = World::new("llama3", Setup::PLAIN, 64);
+        let arrivals = arrivals(world.recorder.vocab());
+        let oracle = Oracle::new(&mut world, &arrivals);
+        // The directory's file and a segment's first page, and of fifteen blocks the first six.
+        let (writes_left, reads_fail) = (Arc::new(AtomicU32::new(8)), Arc::new(AtomicBool::new(false)));
+        let failure = Failure { writes_left, write, reads_fail: reads_fail.clone() };
+        let directory = Directory::open(folder.path()).expect("a folder").expect("nobody else's");
+        world.keep_in_folder(Arc::new(Failing(directory, failure)), folder.path(), DISK);
+        oracle.check(&world.run(&batched(4), &arrivals), "while it fails");
+        let stats = world.tier_stats();
+        assert!(stats.off.is_some() && (1..=6).contains(&stats.blocks_stored), "{stats:?}");
+        world.forget();
+        let run = world.run(&batched(4), &arrivals);
+        oracle.check(&run, "with what it had stored");
+        assert!(run.cached.iter().any(|cached| *cached > 0) && run.loads.iter().all(|arrived| *arrived));
+        assert_eq!(world.tier_stats().blocks_stored, stats.blocks_stored, "nothing more");
+        world.forget();
+        reads_fail.store(true, Relaxed);
+        let run = world.run(&batched(4), &arrivals);
+        oracle.check(&run, "with nothing of it");
+        assert!(run.loads.iter().all(|arrived| !*arrived) && run.cached == [0; 4], "{run:?}");
+    }
 }

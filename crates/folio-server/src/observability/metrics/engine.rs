@@ -3,7 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use folio_engine::{Activity, DraftCounts, Drafter, EngineStats, Micros, PerReason, TierStats, WaitingFor};
+use folio_engine::{
+    Activity, DraftCounts, Drafter, EngineStats, LoadCost, Micros, PREFILL_TOKENS, PerReason, TierStats,
+    WaitingFor,
+};
 use folio_events::KvEvents;
 use folio_kv::CacheStats;
 use prometheus_client::collector::Collector;
@@ -93,12 +96,24 @@ impl Collector for EngineCollector {
                 "folio:tier_loads_total" => {
                     let counters = &stats.counters;
                     let loads = counters.tier_loads.iter().zip(&counters.failed_tier_loads);
-                    let of = |(tier, (all, failed)): (&TierStats, (&u64, &u64))| {
-                        [("loaded", all - failed), ("failed", *failed)].map(|(outcome, n)| {
-                            (vec![("tier", tier.name.to_owned()), ("outcome", outcome.to_owned())], n)
-                        })
-                    };
-                    Samples::Counters(tiers.iter().zip(loads).flat_map(of).collect())
+                    let loads = loads.map(|(all, failed)| [("loaded", all - failed), ("failed", *failed)]);
+                    by_tier(&tiers, "outcome", loads)
+                }
+                "folio:tier_offers_total" => {
+                    let counters = &stats.counters;
+                    let offers = counters.taken_offers.iter().zip(&counters.declined_offers);
+                    let offers = offers.map(|(taken, declined)| [("load", *taken), ("compute", *declined)]);
+                    by_tier(&tiers, "decision", offers)
+                }
+                "folio:tier_load_latency_seconds" => {
+                    load_costs(&stats, &tiers, |cost| Some(cost.latency_us / 1e6))
+                }
+                "folio:tier_load_bytes_per_second" => load_costs(&stats, &tiers, |cost| {
+                    (cost.us_per_byte > 0.0).then(|| 1e6 / cost.us_per_byte)
+                }),
+                "folio:prefill_tokens_per_second" => {
+                    let rate = f64::from(PREFILL_TOKENS) / stats.prefill_us * 1e6;
+                    Samples::Gauge(if stats.prefill_us > 0.0 { rate } else { 0.0 })
                 }
                 "folio:unstored_blocks_total" => {
                     let (unwanted, missed) = (stats.counters.unstored_blocks, stats.counters.missed_blocks);
@@ -134,6 +149,25 @@ impl Collector for EngineCollector {
         }
         Ok(())
     }
+}
+
+/// Counts of each tier, by a label.
+fn by_tier(
+    tiers: &[TierStats],
+    label: &'static str,
+    counts: impl Iterator<Item = [(&'static str, u64); 2]>,
+) -> Samples {
+    let of = |(tier, counts): (&TierStats, [(&'static str, u64); 2])| {
+        counts.map(|(value, n)| (tier_labels(tier, Some((label, value))), n))
+    };
+    Samples::Counters(tiers.iter().zip(counts).flat_map(of).collect())
+}
+
+/// A figure of what loads take, of each tier that was loaded from.
+fn load_costs(stats: &EngineStats, tiers: &[TierStats], figure: impl Fn(LoadCost) -> Option<f64>) -> Samples {
+    let of =
+        |(tier, cost): (&TierStats, &Option<LoadCost>)| Some((tier_labels(tier, None), figure((*cost)?)?));
+    Samples::Gauges(tiers.iter().zip(&stats.load_costs).filter_map(of).collect())
 }
 
 /// Of all tiers.
