@@ -431,8 +431,8 @@ fn weights_of_adapters_are_read_beside_the_engine_and_kept_while_there_is_room()
     bench.handle.keep_adapter(id(1), Arc::default());
     for (number, of) in (1..).zip([1, 2, 1, 1]) {
         let events = read(&submit(&bench.handle, with(number, of, 8)).1, 1);
-        let alone = &expect(&request(number, &[1, 2, 3], 4), VOCAB as usize, 512, &[]).choices[0];
-        assert!(alone.tokens.iter().map(|(token, _)| *token).eq(tokens(&events)));
+        let alone = expect(&request(number, &[1, 2, 3], 4), VOCAB as usize, 512, &[]);
+        assert!(alone.choices[0].tokens.iter().map(|(token, _)| *token).eq(tokens(&events)));
     }
     assert_eq!(threads.try_iter().collect::<Vec<_>>(), ["folio-adapters"; 2]);
     let counters = bench.handle.stats().counters;

@@ -2,9 +2,14 @@
 
 mod common;
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use axum::body::Body;
-use common::{Client, FakeEngine, Reply, app_with_adapters, reply};
-use folio_server::{AdminConfig, Declared, Server, ServerConfig};
+use common::{Client, FakeEngine, Reply, app, app_with_adapters, modelled, reply};
+use folio_engine::{Adapter, SchedulerConfig};
+use folio_server::{Adapters, AdminConfig, App, Declared, Server, ServerConfig};
 use serde_json::{Value, json};
 
 /// Names of adapters, and one that nobody has, as long as the first.
@@ -186,4 +191,38 @@ async fn a_server_of_several_models_starts_none_for_an_adapter_of_others() {
     }
     let index = client.get("/").await.text;
     assert!(index.contains(common::SEVERAL) && ADAPTERS.iter().all(|name| !index.contains(name)), "{index}");
+}
+
+/// Weights that are not in memory are read again. Where that fails a request ends with what is wrong, which names neither a file nor a name that
+/// others have for the same weights, and the adapter is there again when its file is.
+#[tokio::test]
+async fn a_request_whose_adapter_cannot_be_read_again_says_so() {
+    let is_there = Arc::new(AtomicBool::new(true));
+    let found = is_there.clone();
+    let load = move |path: &Path| -> Result<Adapter, String> {
+        let problem = || format!("{} is missing", path.display());
+        found.load(Ordering::SeqCst).then(Adapter::default).ok_or_else(problem)
+    };
+    let adapters = Adapters::new(Box::new(load), Box::new(|_, _| ()), None);
+    adapters.load_at_start("sql", Path::new("/secret")).unwrap();
+    let config = SchedulerConfig { max_adapters: 1, ..Default::default() };
+    let served = App { adapters: Arc::new(adapters), ..app(Arc::new(modelled(config, 64, 1))) };
+    let client = Client::with(ServerConfig::default(), served);
+    let body = json!({"model": "sql", "prompt": "hi", "max_tokens": 2});
+    is_there.store(false, Ordering::SeqCst);
+    let failed = client.post("/v1/completions", &body).await;
+    assert_eq!(failed.status, 500, "{}", failed.text);
+    assert!(failed.text.contains("cannot be read any more"), "{}", failed.text);
+    assert!(!failed.text.contains("secret") && !failed.text.contains("sql"), "{}", failed.text);
+    is_there.store(true, Ordering::SeqCst);
+    assert_eq!(client.post("/v1/completions", &body).await.status, 200);
+    let page = client.get("/metrics").await.text;
+    for line in [
+        "folio:adapter_loads_total{outcome=\"loaded\"} 1",
+        "folio:adapter_loads_total{outcome=\"failed\"} 1",
+        "folio:adapters_resident 1",
+        "folio:adapter_evictions_total 0",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
 }
