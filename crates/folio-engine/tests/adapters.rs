@@ -190,7 +190,7 @@ fn nobody_waits_for_ever_for_room() {
     (1..=last).for_each(|number| assert_eq!(machine.finished(number).len(), 1));
 }
 
-/// Who is first lacks blocks; who is behind it may not take the weights that are there for it.
+/// Who is first lacks blocks; who is behind it may not take the weights that are there.
 #[test]
 fn the_weights_of_who_comes_first_stay() {
     let mut machine = Machine::new(SchedulerConfig { max_bypasses: 100, ..room_for(1) }, 30, 4);

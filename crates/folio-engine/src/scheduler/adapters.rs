@@ -5,7 +5,7 @@
 //!
 //! A running sequence has the weights of its adapter ([`Running::adapter`](crate::sequence::Running)). Who is next and has an adapter that
 //! is not in memory waits for that outside the queue ([`WaitingFor::Adapter`]), and nobody waits with it. Where there is no room, adapters go
-//! that no running sequence uses, the least recently used first, but for those that somebody claims who comes before: so the first in the
+//! that no running sequence uses, the least recently used first, but for those that somebody wants who comes before: so the first in the
 //! queue gets what it needs, and no two take each other's by turns.
 //!
 //! Where too many are in use it waits in the queue, for the end of the last who uses one of them. Those without an adapter do not make that
@@ -31,7 +31,7 @@ use crate::stats::WaitingFor;
 /// Adapters in memory, and those that are being read.
 #[derive(Default)]
 pub(super) struct ResidentAdapters {
-    by_id: FxHashMap<AdapterId, Residency>,
+    by_id: FxHashMap<AdapterId, AdapterState>,
     /// In memory, and used by no running sequence; the least recently used first.
     idle: BTreeSet<(u64, AdapterId)>,
     /// Those that running sequences use, and how many do.
@@ -43,14 +43,14 @@ pub(super) struct ResidentAdapters {
     orders: Vec<AdapterOrder>,
 }
 
-struct Residency {
+struct AdapterState {
     /// `None`: they are being read.
     weights: Option<Arc<Adapter>>,
     bytes: u64,
     /// The number under which it is idle, or was.
     idle: u64,
     /// Who waits to run with it, and comes first of those who were looked at; it may have ended.
-    claim: Option<(SequenceId, Slot)>,
+    wanted_by: Option<(SequenceId, Slot)>,
 }
 
 impl ResidentAdapters {
@@ -94,7 +94,7 @@ impl ResidentAdapters {
     fn insert(&mut self, id: AdapterId, weights: Option<Arc<Adapter>>, bytes: u64) {
         self.bytes += bytes;
         let is_there = weights.is_some();
-        self.by_id.insert(id, Residency { weights, bytes, idle: 0, claim: None });
+        self.by_id.insert(id, AdapterState { weights, bytes, idle: 0, wanted_by: None });
         if is_there {
             self.rest(id);
         }
@@ -180,9 +180,12 @@ impl Scheduler {
             self.refuse_adapter(slot);
             return true;
         }
-        if !self.is_claimed_before(id, slot) {
-            let claim = Some((self.sequences[slot].id(), slot));
-            self.adapters.by_id.get_mut(&id).into_iter().for_each(|resident| resident.claim = claim);
+        if !self.is_wanted_before(id, slot) {
+            let by = Some((self.sequences[slot].id(), slot));
+            self.adapters.by_id.get_mut(&id).into_iter().for_each(|resident| resident.wanted_by = by);
+        }
+        if let Some(waiting) = self.sequences[slot].waiting_mut() {
+            waiting.lacks_adapter = false;
         }
         let waits = self.adapters.is_being_read(id);
         if waits {
@@ -202,7 +205,7 @@ impl Scheduler {
             if self.adapter_fits(count, held, bytes) {
                 break;
             }
-            if !self.is_claimed_before(*idle, slot) {
+            if !self.is_wanted_before(*idle, slot) {
                 (count, held) = (count - 1, held - self.adapters.by_id[idle].bytes);
                 going.push(*idle);
             }
@@ -218,12 +221,12 @@ impl Scheduler {
     }
 
     /// Whether somebody who comes before waits to run with this adapter.
-    fn is_claimed_before(&self, id: AdapterId, slot: Slot) -> bool {
-        let claim = self.adapters.by_id.get(&id).and_then(|resident| resident.claim);
-        claim.is_some_and(|(claimer, at)| {
+    fn is_wanted_before(&self, id: AdapterId, slot: Slot) -> bool {
+        let wanted_by = self.adapters.by_id.get(&id).and_then(|resident| resident.wanted_by);
+        wanted_by.is_some_and(|(other, at)| {
             // Who waits for something else outside does not come next.
             let waits = |reason: WaitingFor| !reason.is_outside() || reason == WaitingFor::Adapter;
-            self.sequences.lives(claimer, at)
+            self.sequences.lives(other, at)
                 && self.sequences[at].waiting().is_some_and(|waiting| waits(waiting.wait.reason))
                 && self.queue_order(at) < self.queue_order(slot)
         })
@@ -249,7 +252,7 @@ impl Scheduler {
                 "{count} adapters of {held} bytes are held, {bytes} counted, at most {limits:?}"
             ));
         }
-        let is_idle = |id: &AdapterId, of: &Residency| of.weights.is_some() && !in_use.contains_key(id);
+        let is_idle = |id: &AdapterId, of: &AdapterState| of.weights.is_some() && !in_use.contains_key(id);
         let at_rest = by_id.iter().filter(|(id, of)| is_idle(id, of));
         let known = at_rest.clone().all(|(id, of)| idle.contains(&(of.idle, *id)));
         if !known || at_rest.count() != idle.len() {
