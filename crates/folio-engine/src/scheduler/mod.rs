@@ -90,7 +90,7 @@ use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
 use crate::plan::{DrafterModel, PLACEHOLDER, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
-use crate::sequence::{Fresh, Rank, Running, Sequence, Sequences, Slot, State};
+use crate::sequence::{Fresh, Rank, Running, Sequences, Slot, State};
 use crate::stats::Counters;
 use crate::tier::{CHUNK_BLOCKS_MAX, TIERS_MAX};
 use crate::work::{Activity, Work};
