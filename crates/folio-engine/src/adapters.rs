@@ -55,13 +55,6 @@ impl fmt::Debug for RequestAdapter {
     }
 }
 
-/// A name stands for the same weights for ever.
-impl PartialEq for RequestAdapter {
-    fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
-    }
-}
-
 /// Of weights that change nothing, for what only counts adapters.
 impl From<AdapterId> for RequestAdapter {
     fn from(id: AdapterId) -> Self {
