@@ -214,6 +214,21 @@ fn the_weights_of_who_comes_first_stay() {
     }
 }
 
+/// Who lacks weights does not run because a transfer from outside brings a part of it.
+#[test]
+fn a_transfer_begins_for_nobody_who_lacks_weights() {
+    let mut machine = Machine::new(room_for(1), 200, 4);
+    machine.submit(with(1, 1, 30));
+    (0..2).for_each(|_| _ = machine.step());
+    machine.submit(with(2, 2, 3));
+    machine.step();
+    assert_eq!((planned(&machine), machine.scheduler.suspended()), (vec![1], 0));
+    let ticket = machine.scheduler.begin_load(&mut machine.cache, (RequestId(2), 0), 1, machine.now);
+    assert_eq!(ticket, None);
+    machine.run();
+    [with(1, 1, 30), with(2, 2, 3)].iter().for_each(|request| machine.assert_as_alone(request));
+}
+
 /// An adapter that comes with its weights needs no reading where there is room, and takes nobody's.
 #[test]
 fn weights_that_come_are_kept_where_there_is_room() {
