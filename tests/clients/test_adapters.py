@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import struct
 import urllib.error
 import urllib.request
@@ -163,3 +164,35 @@ def test_what_an_operator_may_not_load(adapted, tmp_path):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)
     assert refused.value.code == 404
+
+
+def test_those_that_come_and_go_say_what_they_say(serve, tmp_path):
+    names = ("self_attn.q_proj", "mlp.down_proj")
+    folders = {name: write_adapter(tmp_path / name, seed, names=names) for seed, name in enumerate(("a", "b", "c"))}
+    flags = [flag for name, folder in folders.items() for flag in ("--lora", f"{name}={folder}")]
+    asked = [(name, prompt) for prompt in PROMPTS for name in folders] * 2
+    random.Random(1).shuffle(asked)
+
+    def answers(*more):
+        server = serve(*flags, *more)
+        client = client_of(server)
+        with ThreadPoolExecutor(len(asked)) as pool:
+            return server, client, list(pool.map(lambda one: said(client, *one), asked))
+
+    server, client, found = answers("--max-cpu-loras", "1")
+    assert found == answers()[2]
+    assert len({str(one) for one in found}) == len(asked) // 2, "adapters change nothing"
+    assert server.metric("folio:adapters_resident") == 1
+    assert server.metric("folio:adapter_evictions_total") >= 2
+    assert server.metric("folio:adapter_loads_total", outcome="loaded") >= 2
+    assert [card.id for card in client.models.list().data][1:] == list(folders)
+    # What is read again is what got the name, or nothing.
+    before = {name: said(client, name, PROMPTS[0]) for name in folders}
+    write_adapter(folders["a"], 9, names=names)
+    shutil.rmtree(folders["b"])
+    for name, words in [("a", "not those that it was loaded with"), ("b", "cannot be read any more")]:
+        with pytest.raises(openai.InternalServerError, match=words):
+            said(client, name, PROMPTS[0])
+        assert said(client, "c", PROMPTS[0]) == before["c"]
+    write_adapter(folders["a"], 0, names=names)
+    assert said(client, "a", PROMPTS[0]) == before["a"]

@@ -46,6 +46,10 @@ pub struct SchedulerConfig {
     pub adapter_wait_us_max: u64,
     /// Adapters that a step may use, vLLM's `max_loras`: sequences of others wait for one whose last sequence ends. 0: none is served.
     pub max_adapters: u32,
+    /// Adapters whose weights may be in memory, vLLM's `max_cpu_loras`, and their bytes: those of others are read when a sequence is to run
+    /// with them.
+    pub max_resident_adapters: u32,
+    pub max_adapter_bytes: u64,
     /// Bytes of blocks that transfers from outside may be writing at once, until they report, whoever still waits for them.
     pub max_transfer_bytes: u64,
     /// Bytes of blocks that each tier may hold up until it has read what it is to store; one piece of one sequence in any case.
@@ -85,6 +89,8 @@ impl Default for SchedulerConfig {
             grammar_wait_us_max: 5_000_000,
             adapter_wait_us_max: 60_000_000,
             max_adapters: 0,
+            max_resident_adapters: u32::MAX,
+            max_adapter_bytes: u64::MAX,
             max_transfer_bytes: 1 << 30,
             max_store_bytes: u64::MAX,
             max_prefetch_requests: 8,
@@ -131,6 +137,7 @@ impl SchedulerConfig {
             ("max_queued_requests", u64::from(self.max_queued_requests)),
             ("max_queued_tokens", self.max_queued_tokens),
             ("max_choices", u64::from(self.max_choices)),
+            ("max_resident_adapters", u64::from(self.max_resident_adapters)),
         ] {
             if value == 0 {
                 return Err(ConfigError::Zero { name });

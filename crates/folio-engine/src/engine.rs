@@ -22,6 +22,7 @@ use std::time::Duration;
 use folio_kv::{KvCache, TenantId, TierId};
 use rustc_hash::FxHashMap;
 
+use crate::adapters::{AdapterLoader, AdapterOrder, AdapterReport};
 use crate::clock::Clock;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::drafting::Drafters;
@@ -110,11 +111,15 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     if let Some(feed) = &parts.events {
         feed.open(&mut cache);
     }
+    let mut executor = Guarded::new(parts.executor, parts.clock, parts.tiers, parts.events);
+    if shared.config.max_adapters > 0 {
+        executor.loader = Some(AdapterLoader::start(shared.mailbox.clone())?);
+    }
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
         scheduler,
         cache,
-        executor: Guarded::new(parts.executor, parts.clock, parts.tiers, parts.events),
+        executor,
         drafters: Drafters::default(),
         incoming: Incoming::default(),
         outbox: Outbox::default(),
@@ -170,7 +175,7 @@ impl Engine {
         order_transfers(&mut self.scheduler, &mut self.cache, &mut self.executor, now);
     }
 
-    /// Transfers that ended.
+    /// Transfers that ended, and weights that were read.
     fn take_reports(&mut self, now: Micros) {
         for report in self.incoming.reports.drain(..) {
             match report {
@@ -185,6 +190,9 @@ impl Engine {
                     self.scheduler.end_store(&mut self.cache, lease, kept, now);
                 }
             }
+        }
+        for report in self.incoming.adapters.drain(..) {
+            self.scheduler.adapter_read(&mut self.cache, report, now);
         }
     }
 
@@ -278,6 +286,8 @@ struct Guarded {
     executor: Box<dyn Executor>,
     clock: Arc<dyn Clock>,
     tiers: Vec<Arc<dyn Tier>>,
+    /// Of an engine that serves adapters.
+    loader: Option<AdapterLoader>,
     /// In order, what is to be finished: its step, and why it could not be begun.
     begun: VecDeque<(u64, Option<ExecutorError>)>,
     /// A step was finished since this was asked.
@@ -330,6 +340,11 @@ impl StepDriver for Guarded {
             }
         }
     }
+
+    fn order_adapter(&mut self, order: AdapterOrder) -> Option<AdapterReport> {
+        self.loader.as_ref()?.order(order);
+        None
+    }
 }
 
 impl Guarded {
@@ -340,7 +355,17 @@ impl Guarded {
         events: Option<Arc<EventFeed>>,
     ) -> Self {
         let begun = VecDeque::with_capacity(executor.depth());
-        Self { executor, clock, tiers, begun, computed: false, broken: None, last_error: None, events }
+        Self {
+            executor,
+            clock,
+            tiers,
+            loader: None,
+            begun,
+            computed: false,
+            broken: None,
+            last_error: None,
+            events,
+        }
     }
 
     fn tell_events(&self, cache: &mut KvCache) {

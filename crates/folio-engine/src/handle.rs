@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use folio_kv::{BlockHashes, Holdings, Root, TenantId};
 use rustc_hash::FxHashMap;
 
+use crate::adapters::{Adapter, AdapterId, AdapterReport};
 use crate::clock::Clock;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
@@ -179,6 +180,12 @@ impl EngineHandle {
         self.0.shared.block_tokens
     }
 
+    /// Gives the engine the weights of an adapter that requests may name, which it keeps where there is room: elsewhere they are read when a
+    /// request wants them.
+    pub fn keep_adapter(&self, id: AdapterId, weights: Arc<Adapter>) {
+        self.0.shared.mailbox.report_adapter(AdapterReport { id, weights: Ok(weights) });
+    }
+
     /// Asks something of the cache. Answered at the end of the step in progress.
     pub fn command(&self, command: CacheCommand, reply: CacheReply) -> Result<(), Rejected> {
         self.0.shared.mailbox.command(command, reply).map_err(|refusal| self.rejected(refusal))
@@ -300,8 +307,15 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
     if request.n > config.max_choices {
         return Err(Rejected::TooManyChoices { n: request.n, max: config.max_choices });
     }
-    if request.adapter.is_some() && config.max_adapters == 0 {
-        return invalid("adapter", "names one, and none is served".into());
+    if let Some(adapter) = &request.adapter {
+        let (bytes, most) = (adapter.source.bytes(), config.max_adapter_bytes);
+        if config.max_adapters == 0 {
+            return invalid("adapter", "names one, and none is served".into());
+        }
+        if bytes > most {
+            let reason = format!("has weights of {bytes} bytes, and all in memory may have {most}");
+            return invalid("adapter", reason);
+        }
     }
     let alone = request.n == 1 && request.sampling.max_tokens == 0 && request.prompt_logprobs.is_none();
     if request.pooling.is_some() && !alone {

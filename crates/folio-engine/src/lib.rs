@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod acceptance;
+pub mod adapters;
 pub mod clock;
 pub mod commands;
 pub mod config;
@@ -34,6 +35,9 @@ pub mod tier;
 pub mod turn;
 mod work;
 
+pub use adapters::{
+    Adapter, AdapterId, AdapterOrder, AdapterReport, AdapterSource, RequestAdapter, ResidentAdapter,
+};
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
 pub use config::{ConfigError, SchedulerConfig};
@@ -48,8 +52,7 @@ pub use handle::{EngineHandle, Health, Rejected};
 pub use mailbox::CancelRequest;
 pub use plan::{DrafterModel, Executor, Reads, StepOutput, StepPlan};
 pub use request::{
-    Adapter, AdapterId, CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestAdapter,
-    RequestId, SamplingParams,
+    CancelFlag, Event, EventSink, FinishReason, Micros, Pooling, Request, RequestId, SamplingParams,
 };
 pub use sampler::Sampler;
 pub use scheduler::Scheduler;

@@ -13,6 +13,7 @@ use std::vec::Drain;
 
 use folio_kv::BlockHashes;
 
+use crate::adapters::AdapterReport;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::request::{EventSink, Micros, Request, RequestId};
 use crate::tier::Report;
@@ -44,6 +45,7 @@ pub(crate) struct Incoming {
     pub cancellations: Vec<CancelRequest>,
     pub commands: Vec<(CacheCommand, CacheReply)>,
     pub reports: Vec<Report>,
+    pub adapters: Vec<AdapterReport>,
 }
 
 impl Incoming {
@@ -175,6 +177,12 @@ impl Mailbox {
         self.posted.notify_one();
     }
 
+    /// Bounded by the adapters that are to be read, and by those that come with their weights.
+    pub fn report_adapter(&self, report: AdapterReport) {
+        self.lock().incoming.adapters.push(report);
+        self.posted.notify_one();
+    }
+
     /// Takes everything that was posted; while there is nothing it waits for so long, or until somebody posts.
     pub fn receive(&self, into: &mut Incoming, patience: Option<Duration>) -> Phase {
         let mut state = self.lock();
@@ -183,6 +191,7 @@ impl Mailbox {
                 && state.incoming.cancellations.is_empty()
                 && state.incoming.commands.is_empty()
                 && state.incoming.reports.is_empty()
+                && state.incoming.adapters.is_empty()
                 && state.phase == Phase::Open
         };
         state = match patience {
@@ -196,6 +205,7 @@ impl Mailbox {
         into.cancellations.append(&mut state.incoming.cancellations);
         into.commands.append(&mut state.incoming.commands);
         into.reports.append(&mut state.incoming.reports);
+        into.adapters.append(&mut state.incoming.adapters);
         state.oldest = None;
         let taken = std::mem::take(&mut state.in_mailbox);
         state.in_engine.requests += taken.requests;

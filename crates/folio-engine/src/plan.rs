@@ -13,8 +13,9 @@ pub use folio_model::backend::PLACEHOLDER;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::adapters::ResidentAdapter;
 use crate::guide::GuideRef;
-use crate::request::{RequestAdapter, SamplingParams, TokenLogprobs};
+use crate::request::{SamplingParams, TokenLogprobs};
 
 /// A sequence is one choice of one request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,7 +45,7 @@ pub struct SequencePlan {
     /// Token ids to compute. Behind an unfinished step that is one token, [`PLACEHOLDER`] and its place there.
     pub tokens: SmallVec<[u32; 4]>,
     /// Whose weights its rows use beside the model's. A step has no more than [`crate::SchedulerConfig::max_adapters`] of them.
-    pub adapter: Option<RequestAdapter>,
+    pub adapter: Option<ResidentAdapter>,
     /// The unfinished step that chooses the token; `None`: it is known.
     pub follows: Option<u64>,
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use folio_kv::RetentionRange;
 use folio_kv::{BlockHashes, KeepRefused, PrefixInfo, Root, TenantId, TierId};
 pub use folio_model::Pooling;
-pub use folio_model::adapter::Adapter;
 
+pub use crate::adapters::{AdapterId, RequestAdapter};
 use crate::drafting::Speculation;
 use crate::guide::RulesRef;
 use crate::mailbox::{CancelRequest, Mailbox};
@@ -50,31 +50,6 @@ pub struct Request {
     pub adapter: Option<RequestAdapter>,
     /// Drafts of its tokens are verified, which changes nothing but the time that they take. `None`: they are not.
     pub speculation: Option<Speculation>,
-}
-
-/// Names the weights of an adapter (LoRA), for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AdapterId(pub std::num::NonZeroU32);
-
-/// The adapter of a request. Requests of one name share the weights, which are freed with the last of them.
-#[derive(Clone, Debug)]
-pub struct RequestAdapter {
-    pub id: AdapterId,
-    pub weights: Arc<Adapter>,
-}
-
-/// A name stands for the same weights for ever.
-impl PartialEq for RequestAdapter {
-    fn eq(&self, other: &Self) -> bool {
-        self.id == other.id
-    }
-}
-
-/// Of weights that change nothing, for what only counts adapters.
-impl From<AdapterId> for RequestAdapter {
-    fn from(id: AdapterId) -> Self {
-        Self { id, weights: Arc::default() }
-    }
 }
 
 impl Request {

@@ -22,6 +22,7 @@ use folio_kv::{BlockHash, BlockHashes, BlockTable, GroupCounts, Growth, Lookup, 
 use smallvec::SmallVec;
 
 use crate::acceptance::{Acceptance, DraftSource};
+use crate::adapters::ResidentAdapter;
 use crate::config::SchedulerConfig;
 use crate::drafting::Drafter;
 use crate::guide::GuideRef;
@@ -139,8 +140,10 @@ pub(crate) struct Waiting {
     pub found: Option<Found>,
     /// After a preemption: the positions that were put at stake.
     pub at_stake: (u32, u32),
-    /// Others that were admitted while this one waited for blocks.
+    /// Others that were admitted while this one waited for blocks, or for an adapter.
     pub bypassed: u32,
+    /// When it was refused last it was because too many adapters were in use.
+    pub lacks_adapter: bool,
     /// What tiers bring of it meanwhile; and up to which block that was tried, `u32::MAX` where it is not to be again.
     pub prefetch: Option<Prefetch>,
     pub prefetched: u32,
@@ -187,6 +190,8 @@ pub(crate) struct Running {
     /// Blocks that it may still take, set aside for it; with a reservation it is no victim.
     pub reserved: Option<GroupCounts>,
     pub table: BlockTable,
+    /// The one that its request names.
+    pub adapter: Option<ResidentAdapter>,
     /// Positions that the drafter's KV has when the steps under way are over; and whether in the step being planned it computes some that
     /// it lacks.
     pub drafter_computed: u32,
@@ -216,6 +221,7 @@ impl Waiting {
             found: None,
             at_stake: (0, 0),
             bypassed: 0,
+            lacks_adapter: false,
             prefetch: None,
             prefetched: 0,
         }
@@ -237,6 +243,7 @@ impl Running {
             drafter_context: 0,
             features_from: 0,
             table,
+            adapter: None,
             pending: 0,
             placeholder: Placeholder::default(),
             begun_steps: 0,

@@ -27,7 +27,7 @@ pub enum WaitingFor {
     Grammar,
     /// Another engine computes its prompt. Nothing produces this yet but the simulator.
     RemotePrefill,
-    /// The weights of its adapter are being loaded. Nothing produces this yet but the simulator.
+    /// The weights of its adapter are being read.
     Adapter,
 }
 
@@ -199,6 +199,11 @@ pub struct Counters {
     pub waits_expired: PerReason<u64>,
     /// Rows whose mask was not there when their token was to be chosen: computed again.
     pub late_rows: u64,
+    /// Weights of adapters that were read because a sequence was to run with them, and those of them that could not be.
+    pub adapter_loads: u64,
+    pub failed_adapter_loads: u64,
+    /// Adapters that made room in memory for others.
+    pub adapter_evictions: u64,
     pub requests_received: u64,
     /// Choices finished, by [`FinishReason`] as a number.
     pub finished: [u64; FinishReason::Error as usize + 1],
@@ -233,6 +238,9 @@ pub struct EngineStats {
     /// Those that are in use, and how many different ones may be in a step.
     pub adapters: Vec<AdapterId>,
     pub max_adapters: u32,
+    /// Adapters in memory or being read, and their bytes.
+    pub resident_adapters: u32,
+    pub adapter_bytes: u64,
     /// Tokens computed in the last step, and how many of them were decodes.
     pub last_step_tokens: u32,
     pub last_step_decodes: u32,

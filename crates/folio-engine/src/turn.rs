@@ -5,6 +5,7 @@
 
 use folio_kv::KvCache;
 
+use crate::adapters::{AdapterOrder, AdapterReport};
 use crate::plan::{ExecutorError, StepOutput, StepPlan};
 use crate::request::{Event, Micros, RequestId};
 use crate::scheduler::Scheduler;
@@ -24,11 +25,17 @@ pub trait StepDriver {
     fn order(&mut self, _: TransferOrder) -> bool {
         false
     }
+
+    /// Has weights of an adapter read, or freed: here at once, elsewhere beside the steps, and then what is to be reported follows
+    /// ([`Scheduler::adapter_read`]).
+    fn order_adapter(&mut self, order: AdapterOrder) -> Option<AdapterReport> {
+        order.carry_out()
+    }
 }
 
 /// Plans and begins steps while there is room and something to compute, then commits the oldest. Without one there is nothing to
-/// wait for. What is wanted of tiers is ordered as soon as that is known: they work while steps run. Returns the events so far, which the
-/// caller drains.
+/// wait for. What is wanted of tiers, and of weights of adapters, is ordered as soon as that is known: that is done while steps run. Returns
+/// the events so far, which the caller drains.
 pub fn turn<'a>(
     scheduler: &'a mut Scheduler,
     cache: &mut KvCache,
@@ -38,6 +45,11 @@ pub fn turn<'a>(
     while scheduler.has_room() {
         let begins = !scheduler.plan(cache, now).sequences.is_empty();
         order_transfers(scheduler, cache, driver, now);
+        for order in scheduler.adapter_orders() {
+            if let Some(report) = driver.order_adapter(order) {
+                scheduler.adapter_read(cache, report, now);
+            }
+        }
         if !begins {
             break;
         }

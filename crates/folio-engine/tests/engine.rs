@@ -1,5 +1,6 @@
 //! The engine from outside: threads, sinks, limits, shutdown, failures.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -9,9 +10,9 @@ use folio_engine::plan::ExecutorError;
 use folio_engine::progress::FAILURES_MAX;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
-    Clock, EngineHandle, EngineParts, EventFeed, Executor, FinishReason, Guide, Health, LoadOrder, Micros,
-    ModelExecutor, Rejected, ReportSink, Restricted, Rules, RulesRef, SchedulerConfig, StepOutput, StepPlan,
-    StoreOrder, Tier, TierStats, WaitingFor, start,
+    Adapter, AdapterId, AdapterSource, Clock, EngineHandle, EngineParts, EventFeed, Executor, FinishReason,
+    Guide, Health, LoadOrder, Micros, ModelExecutor, Rejected, ReportSink, RequestAdapter, Restricted, Rules,
+    RulesRef, SchedulerConfig, StepOutput, StepPlan, StoreOrder, Tier, TierStats, WaitingFor, start,
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, TenantId, default_policy};
 use folio_sim::SimBackend;
@@ -394,6 +395,50 @@ fn what_can_never_run_is_refused_at_once() {
     assert_eq!(field(with(|p| p.min_tokens = 5)), "min_tokens");
     assert_eq!(field(with(|p| p.logit_bias = Arc::new([(29, 1.0)]))), "logit_bias");
     assert_eq!(field(with(|p| p.logit_bias = Arc::new([(3, 1.0), (3, 1.0)]))), "logit_bias");
+}
+
+/// Weights of some bytes, that tell on which thread they are read.
+struct Told(u64, Sender<String>);
+
+impl AdapterSource for Told {
+    fn digest(&self) -> &[u8; 32] {
+        &[0; 32]
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read(&self) -> Result<Arc<Adapter>, String> {
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        self.1.send(thread).map_err(|error| error.to_string())?;
+        Ok(Arc::default())
+    }
+}
+
+#[test]
+fn weights_of_adapters_are_read_beside_the_engine_and_kept_while_there_is_room() {
+    let limits =
+        SchedulerConfig { max_adapters: 1, max_resident_adapters: 1, max_adapter_bytes: 8, ..limits() };
+    let bench = bench_with(limits, false);
+    let (sender, threads) = channel();
+    let id = |of: u32| AdapterId(NonZeroU32::new(of).expect("a number"));
+    let with = |number: u64, of: u32, bytes: u64| {
+        let source = Arc::new(Told(bytes, sender.clone()));
+        let adapter = Some(RequestAdapter { id: id(of), source });
+        Request { adapter, ..request(number, &[1, 2, 3], 4) }
+    };
+    bench.handle.keep_adapter(id(1), Arc::default());
+    for (number, of) in (1..).zip([1, 2, 1, 1]) {
+        let events = read(&submit(&bench.handle, with(number, of, 8)).1, 1);
+        let alone = expect(&request(number, &[1, 2, 3], 4), VOCAB as usize, 512, &[]);
+        assert!(alone.choices[0].tokens.iter().map(|(token, _)| *token).eq(tokens(&events)));
+    }
+    assert_eq!(threads.try_iter().collect::<Vec<_>>(), ["folio-adapters"; 2]);
+    let counters = bench.handle.stats().counters;
+    assert_eq!((counters.adapter_loads, counters.adapter_evictions), (2, 2));
+    let refused = bench.handle.submit(with(9, 3, 9), Box::new(|_| true)).expect_err("refused");
+    assert!(refused.to_string().contains("9 bytes") && refused.to_string().contains("have 8"), "{refused}");
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Blocks of a sequence that a transfer from outside fills: what arrives is not computed, and nothing else depends on it.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use folio_engine::plan::{Sampled, StepOutput};
 use folio_engine::request::{FinishReason, Request, RequestId};
-use folio_engine::{AdapterId, CancelRequest, Event, Micros, Scheduler, SchedulerConfig, WaitingFor};
+use folio_engine::{
+    AdapterId, AdapterReport, CancelRequest, Event, Micros, Scheduler, SchedulerConfig, WaitingFor,
+};
 use folio_kv::{CacheConfig, DEFAULT_PRIORITY, GroupConfig, KvCache, LruLeafFirst, RetentionRange, Ticket};
 use folio_sim::scenario::request;
 
@@ -304,6 +307,10 @@ fn others_are_loaded_while_an_adapter_waits() {
     let config = SchedulerConfig { max_adapters: 1, ..SchedulerConfig::default() };
     let mut bench = Bench::new(40, 1, config);
     let adapter = |name| NonZeroU32::new(name).map(|id| AdapterId(id).into());
+    for id in [1, 2].into_iter().filter_map(NonZeroU32::new).map(AdapterId) {
+        let report = AdapterReport { id, weights: Ok(Arc::default()) };
+        bench.scheduler.adapter_read(&mut bench.cache, report, Micros(0));
+    }
     bench.submit_as(1, 10, 9, |request| request.adapter = adapter(1));
     assert!(bench.step(1).is_some());
     bench.submit_as(2, 10, 4, |request| request.adapter = adapter(2));

@@ -1,7 +1,7 @@
 //! Adapters (LoRA) by name: which are served, and how they come and go.
 //!
-//! Owns: names, lists of those that somebody may use, and how many adapters there may be. Must never: read weights on the event loop, or let
-//! who asks for an answer name a file. An adapter that goes ends no request: its weights are freed with the last that uses them.
+//! Owns: names, what was found under each, and lists of those that somebody may use. Must never: hold weights (the engine does, of as many
+//! as there is room for), read them on the event loop, or let who asks for an answer name a file. An adapter that goes ends no request.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -9,13 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use folio_api::name_matches;
-use folio_engine::{Adapter, AdapterId, RequestAdapter};
+use folio_engine::{Adapter, AdapterId, AdapterSource, RequestAdapter};
 use parking_lot::RwLock;
 
 use crate::threads::{NOBODY, Pool, WorkLost};
 
 /// Reads an adapter of the served model. Blocks.
 pub type LoadAdapter = dyn Fn(&Path) -> Result<Adapter, String> + Send + Sync;
+
+/// Gives weights that were just read to whoever keeps them where there is room ([`folio_engine::EngineHandle::keep_adapter`]).
+pub type KeepAdapter = dyn Fn(AdapterId, Arc<Adapter>) + Send + Sync;
 
 /// Characters of a name.
 const NAME_MAX: usize = 128;
@@ -26,20 +29,12 @@ const WAITING: usize = 16;
 
 /// What of adapters is served. By default none, for ever.
 pub struct Adapters {
-    load: Option<Box<LoadAdapter>>,
-    limits: AdaptersLimits,
+    load: Option<Arc<LoadAdapter>>,
+    keep: Box<KeepAdapter>,
     /// Folders below it may be loaded while serving. `None`: none may.
     folder: Option<PathBuf>,
     served: RwLock<ServedAdapters>,
     loading: Pool,
-}
-
-/// How many there may be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AdaptersLimits {
-    pub count: usize,
-    /// Of weights in memory.
-    pub bytes: u64,
 }
 
 #[derive(Default)]
@@ -51,6 +46,41 @@ struct ServedAdapters {
 struct ServedAdapter {
     adapter: RequestAdapter,
     path: PathBuf,
+    rank: usize,
+}
+
+/// An adapter's place, and what was there when it got its name.
+struct AdapterFile {
+    name: String,
+    path: PathBuf,
+    load: Arc<LoadAdapter>,
+    digest: [u8; 32],
+    bytes: u64,
+}
+
+impl AdapterSource for AdapterFile {
+    fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Errors name nothing: those that wait may know the same weights by another name.
+    fn read(&self) -> Result<Arc<Adapter>, String> {
+        let Self { name, path, .. } = self;
+        let path = path.display();
+        let adapter = (self.load)(&self.path).map_err(|problem| {
+            tracing::warn!(adapter = %name, %path, %problem, "the weights of an adapter cannot be read");
+            "the weights of the adapter cannot be read any more".to_owned()
+        })?;
+        if *adapter.digest() != self.digest || adapter.bytes() as u64 != self.bytes {
+            tracing::warn!(adapter = %name, %path, "an adapter is not what it was when it was loaded");
+            return Err("the weights of the adapter are not those that it was loaded with".to_owned());
+        }
+        Ok(Arc::new(adapter))
+    }
 }
 
 /// What can be wrong with loading or unloading, each with its sentence.
@@ -114,7 +144,7 @@ impl Default for Adapters {
     fn default() -> Self {
         Self {
             load: None,
-            limits: AdaptersLimits::default(),
+            keep: Box::new(|_, _| ()),
             folder: None,
             served: RwLock::default(),
             loading: Pool::new(1, WAITING),
@@ -123,8 +153,9 @@ impl Default for Adapters {
 }
 
 impl Adapters {
-    pub fn new(load: Box<LoadAdapter>, limits: AdaptersLimits, folder: Option<PathBuf>) -> Self {
-        Self { load: Some(load), limits, folder, ..Self::default() }
+    /// `folder`: what lies below it may be loaded while serving.
+    pub fn new(load: Box<LoadAdapter>, keep: Box<KeepAdapter>, folder: Option<PathBuf>) -> Self {
+        Self { load: Some(load.into()), keep, folder, ..Self::default() }
     }
 
     /// Whether there may ever be any.
@@ -146,7 +177,7 @@ impl Adapters {
         let card = |(name, known): (&String, &ServedAdapter)| AdapterCard {
             name: name.clone(),
             path: known.path.display().to_string(),
-            rank: known.adapter.weights.rank(),
+            rank: known.rank,
         };
         self.served.read().by_name.iter().map(card).collect()
     }
@@ -156,11 +187,10 @@ impl Adapters {
         let served = self.served.read();
         let (mut runs, mut waits) = (Vec::new(), Vec::new());
         for (name, known) in &served.by_name {
-            // Names for the same weights share them; whoever else holds them asked for one of those.
-            let names = served.by_name.values().filter(|other| other.adapter == known.adapter).count();
             if running.contains(&known.adapter.id) {
                 runs.push(name.clone());
-            } else if Arc::strong_count(&known.adapter.weights) > names {
+            // Whoever else holds its source asked for it.
+            } else if Arc::strong_count(&known.adapter.source) > 1 {
                 waits.push(name.clone());
             }
         }
@@ -227,37 +257,31 @@ impl Adapters {
     }
 
     fn serve(&self, name: &str, path: PathBuf, adapter: Adapter, replace: bool) -> Result<(), String> {
+        let load = self.load.clone().ok_or("no adapters are served")?;
         let mut served = self.served.write();
         if !replace && served.by_name.contains_key(name) {
             return Err(format!("The lora adapter '{name}' has already been loaded."));
         }
-        let others = || served.by_name.iter().filter(|(other, _)| *other != name);
-        let count = others().count() + 1;
-        if count > self.limits.count {
-            return Err(format!(
-                "{count} adapters are more than the {} of --max-cpu-loras.",
-                self.limits.count
-            ));
-        }
-        let same = others().find(|(_, known)| known.adapter.weights.digest() == adapter.digest());
-        let adapter = match same {
-            // What it computes is another name's: so is its KV.
-            Some((_, known)) => known.adapter.clone(),
+        // What it computes may be another name's: so is its KV.
+        let same = served.by_name.values().find(|known| known.adapter.source.digest() == adapter.digest());
+        let id = match same.map(|known| known.adapter.id) {
+            Some(id) => id,
             None => {
-                let used: u64 = others().map(|(_, known)| known.adapter.weights.bytes() as u64).sum();
-                let all = used + adapter.bytes() as u64;
-                if all > self.limits.bytes {
-                    let most = self.limits.bytes;
-                    return Err(format!(
-                        "Adapters of {all} bytes are more than the {most} of --lora-memory."
-                    ));
-                }
                 served.last += 1;
-                let id = AdapterId(NonZeroU32::new(served.last).ok_or("adapters have no numbers left")?);
-                RequestAdapter { id, weights: Arc::new(adapter) }
+                AdapterId(NonZeroU32::new(served.last).ok_or("adapters have no numbers left")?)
             }
         };
-        served.by_name.insert(name.to_owned(), ServedAdapter { adapter, path });
+        let source = Arc::new(AdapterFile {
+            name: name.to_owned(),
+            path: path.clone(),
+            load,
+            digest: *adapter.digest(),
+            bytes: adapter.bytes() as u64,
+        });
+        let known = ServedAdapter { adapter: RequestAdapter { id, source }, path, rank: adapter.rank() };
+        served.by_name.insert(name.to_owned(), known);
+        drop(served);
+        (self.keep)(id, Arc::new(adapter));
         Ok(())
     }
 }

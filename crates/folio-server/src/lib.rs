@@ -36,7 +36,7 @@ mod tenancy;
 mod threads;
 mod trace_context;
 
-pub use adapters::{AdapterProblem, Adapters, AdaptersLimits, AllowedAdapters, LoadAdapter};
+pub use adapters::{AdapterProblem, Adapters, AllowedAdapters, KeepAdapter, LoadAdapter};
 pub use batch::config::{BatchConfig, BatchLimits};
 pub use config::{AdminConfig, Limits, ServerConfig};
 pub use engine::{App, Engine, ModelFacts, WeightFacts};

@@ -2,9 +2,14 @@
 
 mod common;
 
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
 use axum::body::Body;
-use common::{Client, FakeEngine, Reply, app_with_adapters, reply};
-use folio_server::{AdminConfig, Declared, Server, ServerConfig};
+use common::{Client, FakeEngine, Reply, app, app_with_adapters, modelled, reply};
+use folio_engine::{Adapter, SchedulerConfig};
+use folio_server::{Adapters, AdminConfig, App, Declared, Server, ServerConfig};
 use serde_json::{Value, json};
 
 /// Names of adapters, and one that nobody has, as long as the first.
@@ -186,4 +191,71 @@ async fn a_server_of_several_models_starts_none_for_an_adapter_of_others() {
     }
     let index = client.get("/").await.text;
     assert!(index.contains(common::SEVERAL) && ADAPTERS.iter().all(|name| !index.contains(name)), "{index}");
+}
+
+/// Weights that are not in memory are read again. Where that fails a request ends with what is wrong, which names neither a file nor a name that
+/// others have for the same weights, and the adapter is there again when its file is.
+#[tokio::test]
+async fn a_request_whose_adapter_cannot_be_read_again_says_so() {
+    let is_there = Arc::new(AtomicBool::new(true));
+    let found = is_there.clone();
+    let load = move |path: &Path| -> Result<Adapter, String> {
+        let problem = || format!("{} is missing", path.display());
+        found.load(Ordering::SeqCst).then(Adapter::default).ok_or_else(problem)
+    };
+    let adapters = Adapters::new(Box::new(load), Box::new(|_, _| ()), None);
+    adapters.load_at_start("sql", Path::new("/secret")).unwrap();
+    let config = SchedulerConfig { max_adapters: 1, ..Default::default() };
+    let served = App { adapters: Arc::new(adapters), ..app(Arc::new(modelled(config, 64, 1))) };
+    let client = Client::with(ServerConfig::default(), served);
+    let body = json!({"model": "sql", "prompt": "hi", "max_tokens": 2});
+    is_there.store(false, Ordering::SeqCst);
+    let failed = client.post("/v1/completions", &body).await;
+    assert_eq!(failed.status, 500, "{}", failed.text);
+    assert!(failed.text.contains("cannot be read any more"), "{}", failed.text);
+    assert!(!failed.text.contains("secret") && !failed.text.contains("sql"), "{}", failed.text);
+    is_there.store(true, Ordering::SeqCst);
+    assert_eq!(client.post("/v1/completions", &body).await.status, 200);
+    for (name, labels, value) in [
+        ("folio:adapter_loads_total", &["outcome=\"loaded\""][..], 1.0),
+        ("folio:adapter_loads_total", &["outcome=\"failed\""], 1.0),
+        ("folio:adapter_evictions_total", &[], 0.0),
+        ("folio:adapters_resident", &[], 1.0),
+        ("folio:adapter_bytes", &[], 0.0),
+        ("folio:waits_total", &["reason=\"adapter\""], 2.0),
+    ] {
+        assert_eq!(client.metric(name, labels).await, value, "{name} {labels:?}");
+    }
+}
+
+/// While weights are read nobody else waits, and who waits for them has its answer, though its adapter has no name any more.
+#[tokio::test]
+async fn a_request_that_waits_for_an_adapter_is_answered_when_that_is_unloaded() {
+    let (entered, mut reads) = tokio::sync::mpsc::unbounded_channel();
+    let (go, gate) = std::sync::mpsc::channel();
+    let gate = Mutex::new(gate);
+    let load = move |_: &Path| -> Result<Adapter, String> {
+        entered.send(()).unwrap();
+        gate.lock().unwrap().recv().map_err(|error| error.to_string())?;
+        Ok(Adapter::default())
+    };
+    go.send(()).unwrap();
+    let adapters = Arc::new(Adapters::new(Box::new(load), Box::new(|_, _| ()), Some("/".into())));
+    adapters.load_at_start("sql", Path::new("/adapter")).unwrap();
+    reads.recv().await.unwrap();
+    let config = SchedulerConfig { max_adapters: 1, ..Default::default() };
+    let served = App { adapters: adapters.clone(), ..app(Arc::new(modelled(config, 64, 1))) };
+    let client = Client::with(ServerConfig::default(), served);
+    let body = |model: &str| json!({"model": model, "prompt": "hi", "max_tokens": 2});
+    let with_adapter = body("sql");
+    let waits = client.post("/v1/completions", &with_adapter);
+    let others = async {
+        reads.recv().await.unwrap();
+        assert_eq!(client.post("/v1/completions", &body("test-model")).await.status, 200);
+        adapters.unload("sql").unwrap();
+        assert_eq!(client.post("/v1/completions", &with_adapter).await.status, 404);
+        go.send(()).unwrap();
+    };
+    let (answer, ()) = tokio::join!(waits, others);
+    assert_eq!(answer.status, 200, "{}", answer.text);
 }

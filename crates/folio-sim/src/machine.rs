@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::request::{Event, RequestId, Token};
 use folio_engine::{
-    CancelRequest, DrafterModel, DraftingExecutor, Executor, FinishReason, LoadOrder, Micros, ModelExecutor,
-    Reads, Request, Scheduler, SchedulerConfig, StepDriver, StoreOrder, TransferOrder, turn,
+    Adapter, AdapterId, AdapterOrder, AdapterReport, CancelRequest, DrafterModel, DraftingExecutor, Executor,
+    FinishReason, LoadOrder, Micros, ModelExecutor, Reads, Request, Scheduler, SchedulerConfig, StepDriver,
+    StoreOrder, TransferOrder, turn,
 };
 use folio_kv::{BlockHash, BlockHashes, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
 use folio_model::backend::Backend;
@@ -115,6 +117,8 @@ struct Steps {
     begun: VecDeque<Option<ExecutorError>>,
     /// What the tier was asked for in this turn.
     orders: Vec<TransferOrder>,
+    /// Adapters whose weights are being read, where that takes until the test says so.
+    reads: Option<Vec<AdapterId>>,
 }
 
 impl Steps {
@@ -152,6 +156,16 @@ impl StepDriver for Steps {
     fn order(&mut self, order: TransferOrder) -> bool {
         self.orders.push(order);
         true
+    }
+
+    fn order_adapter(&mut self, order: AdapterOrder) -> Option<AdapterReport> {
+        match (&mut self.reads, order) {
+            (Some(reads), AdapterOrder::Read(adapter)) => {
+                reads.push(adapter.id);
+                None
+            }
+            (_, order) => order.carry_out(),
+        }
     }
 }
 
@@ -198,6 +212,7 @@ impl Machine {
                 plans: Vec::new(),
                 begun: VecDeque::new(),
                 orders: Vec::new(),
+                reads: None,
             },
             overlap: (1, 1),
             groups: groups.to_vec(),
@@ -272,6 +287,23 @@ impl Machine {
     pub fn with_tier(mut self, blocks: usize, us: f64) -> Self {
         self.tier = Some(MachineTier { most: blocks, us, ..MachineTier::default() });
         self.rebuilt()
+    }
+
+    /// Weights of adapters are there when the test says so ([`Machine::adapter_read`]), not in the turn in which they are wanted.
+    pub fn with_slow_adapters(mut self) -> Self {
+        self.driver.reads = Some(Vec::new());
+        self
+    }
+
+    /// Adapters whose weights are being read, in the order in which they were wanted.
+    pub fn reads(&self) -> &[AdapterId] {
+        self.driver.reads.as_deref().unwrap_or_default()
+    }
+
+    /// The first of those is read, or cannot be.
+    pub fn adapter_read(&mut self, weights: Result<Arc<Adapter>, String>) {
+        let id = self.driver.reads.as_mut().expect("slow adapters").remove(0);
+        self.scheduler.adapter_read(&mut self.cache, AdapterReport { id, weights }, self.now);
     }
 
     fn rebuilt(mut self) -> Self {

@@ -23,6 +23,10 @@ pub struct RunReport {
     /// Times sequences began to wait, by reason, and waits that ended at their deadline.
     pub waits: PerReason<u64>,
     pub waits_expired: PerReason<u64>,
+    /// Weights of adapters that were read, those that could not be, and those that made room for others.
+    pub adapter_loads: u64,
+    pub failed_adapter_loads: u64,
+    pub adapter_evictions: u64,
     /// Rows whose mask was late, and reports of requests that had ended.
     pub late_rows: u64,
     pub late_reports: u64,
@@ -101,6 +105,9 @@ impl RunReport {
         self.cached_tokens = counters.cached_prompt_tokens;
         self.waits = counters.waits;
         self.waits_expired = counters.waits_expired;
+        self.adapter_loads = counters.adapter_loads;
+        self.failed_adapter_loads = counters.failed_adapter_loads;
+        self.adapter_evictions = counters.adapter_evictions;
         self.late_rows = counters.late_rows;
         self.prefetches = counters.prefetches;
         self.copies = cache.copies;
@@ -130,6 +137,9 @@ impl RunReport {
             self.waits[reason] += other.waits[reason];
             self.waits_expired[reason] += other.waits_expired[reason];
         }
+        self.adapter_loads += other.adapter_loads;
+        self.failed_adapter_loads += other.failed_adapter_loads;
+        self.adapter_evictions += other.adapter_evictions;
         self.late_rows += other.late_rows;
         self.late_reports += other.late_reports;
         self.leases += other.leases;

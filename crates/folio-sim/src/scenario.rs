@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use folio_engine::request::{AdapterId, Micros, Pooling, Request, RequestId, SamplingParams};
-use folio_engine::{DRAFTS_MAX, Drafter, RulesRef, SchedulerConfig, Speculation};
+use folio_engine::{
+    Adapter, AdapterSource, DRAFTS_MAX, Drafter, RequestAdapter, RulesRef, SchedulerConfig, Speculation,
+};
 use folio_kv::{CacheConfig, GroupConfig, Identity, Layout, PinLimits, Quota, Root, TenantId};
 
 use crate::keeping;
@@ -138,6 +140,12 @@ pub fn small() -> SchedulerConfig {
 }
 
 impl Scenario {
+    /// Whether adapters come and go.
+    pub fn pages_adapters(&self) -> bool {
+        let SchedulerConfig { max_resident_adapters, max_adapter_bytes, .. } = self.config;
+        max_resident_adapters < u32::MAX || max_adapter_bytes < u64::MAX
+    }
+
     /// Whether its drafter is a head, which reads features.
     pub fn has_head(&self) -> bool {
         self.drafter && self.seed % 2 == 1
@@ -175,6 +183,9 @@ impl Scenario {
             grammar_wait_us_max: 2 * LATE_US_MAX,
             adapter_wait_us_max: 150_000,
             max_adapters: [0, 0, 1, 2, 0][(seed / 3 % 5) as usize],
+            // In memory: all three, one of them, or the two that are small or the large one.
+            max_resident_adapters: if seed % 3 == 1 { 1 } else { u32::MAX },
+            max_adapter_bytes: if seed % 3 == 2 { 5 } else { u64::MAX },
             max_transfer_bytes: [4 << 10, 24 << 10, 1 << 20][(seed / 7 % 3) as usize],
             max_store_bytes: [1 << 10, 8 << 10, u64::MAX][(seed / 13 % 3) as usize],
             max_prefetch_requests: [8, 2, 1, 0][(seed / 11 % 4) as usize],
@@ -291,9 +302,30 @@ fn drafter(
 /// Two of three requests name one of three adapters where any is served.
 fn adapters(rng: &mut Rng, clients: &mut [Client], most: u32) {
     for client in clients.iter_mut().filter(|_| most > 0) {
-        client.request.adapter =
-            NonZeroU32::new(rng.range(0, 4).saturating_sub(1) as u32).map(|id| AdapterId(id).into());
+        client.request.adapter = NonZeroU32::new(rng.range(0, 4).saturating_sub(1) as u32).map(adapter);
     }
+}
+
+/// Weights that change nothing and take some bytes.
+struct SimAdapter(u64);
+
+impl AdapterSource for SimAdapter {
+    fn digest(&self) -> &[u8; 32] {
+        &[0; 32]
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read(&self) -> Result<Arc<Adapter>, String> {
+        Ok(Arc::default())
+    }
+}
+
+/// The adapter of this number, whose weights take one byte more than that.
+pub fn adapter(id: NonZeroU32) -> RequestAdapter {
+    RequestAdapter { id: AdapterId(id), source: Arc::new(SimAdapter(u64::from(id.get()) + 1)) }
 }
 
 /// Longest time to a mask that comes at all.

@@ -1,12 +1,16 @@
 //! Drives the real scheduler and cache through a [`Scenario`] in virtual time, and checks everything after every step.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::ops::Range;
+use std::sync::Arc;
 
 use folio_engine::Drafters;
 use folio_engine::plan::HOLE;
 use folio_engine::request::{Event, Request, RequestId};
-use folio_engine::{CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn};
+use folio_engine::{
+    AdapterId, AdapterReport, CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn,
+};
 use folio_kv::{
     EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, TierId, default_policy,
 };
@@ -46,6 +50,7 @@ pub struct Simulator {
     drafting: Rng,
     waiting: Rng,
     storing: Rng,
+    reading: Rng,
     /// When who is told that what it waits for is there.
     reports: Vec<(Micros, RequestId, WaitingFor)>,
     arriving: VecDeque<Client>,
@@ -74,15 +79,23 @@ impl Simulator {
         let scheduler = scheduler
             .with_overlap(world.executor.depth(), world.executor.lag())
             .with_drafter(world.executor.drafter());
+        let mut scheduler = if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler }
+            .swapping_to(keeps.then_some(TierId(0)));
+        if !world.scenario.pages_adapters() {
+            for id in (1..=3).filter_map(NonZeroU32::new).map(AdapterId) {
+                let report = AdapterReport { id, weights: Ok(Arc::default()) };
+                scheduler.adapter_read(&mut cache, report, Micros(0));
+            }
+        }
         Self {
-            scheduler: if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler }
-                .swapping_to(keeps.then_some(TierId(0))),
+            scheduler,
             keeping: Rng::new(seed ^ 0x9e7b),
             preempting: Rng::new(seed ^ 0x93ee),
             drafters: Drafters::default(),
             drafting: Rng::new(seed ^ 0xd4af),
             waiting: Rng::new(seed ^ 0x3a17),
             storing: Rng::new(seed ^ 0x5707),
+            reading: Rng::new(seed ^ 0x4ea2),
             reports: Vec::new(),
             arriving: world.scenario.clients.iter().cloned().collect(),
             streams: Vec::new(),
@@ -161,6 +174,7 @@ impl Simulator {
         }
         self.drafters.propose(&mut self.scheduler);
         self.draft();
+        self.read_adapters();
         self.wait();
         self.transfer()?;
         let events = std::mem::take(turn(&mut self.scheduler, &mut self.cache, &mut self.world));
@@ -180,7 +194,8 @@ impl Simulator {
         self.world.pass(if finished.is_none() { 1000 } else { 0 });
         let got_on = finished.is_some() || !events.is_empty();
         // What is waited for outside ends some time.
-        let outside = self.scheduler.suspended() > 0 || self.world.transfers.under_way();
+        let reads = !self.world.reads.is_empty();
+        let outside = self.scheduler.suspended() > 0 || self.world.transfers.under_way() || reads;
         self.idle_turns = if got_on || outside { 0 } else { self.idle_turns + 1 };
         self.outside_turns = if got_on || !outside { 0 } else { self.outside_turns + 1 };
         if self.idle_turns > 2 || self.outside_turns > 5000 {
@@ -230,6 +245,19 @@ impl Simulator {
             report: &mut self.report,
             now: *now,
         })
+    }
+
+    /// Weights of adapters are there by now, or cannot be read.
+    fn read_adapters(&mut self) {
+        let now = self.world.now;
+        for (_, id) in self.world.reads.extract_if(.., |(at, _)| *at <= now) {
+            let weights = if self.reading.one_in(16) { Err("gone".to_owned()) } else { Ok(Arc::default()) };
+            if weights.is_err() {
+                let of = |stream: &&mut ClientStream| stream.client.request.adapter_id() == Some(id);
+                self.streams.iter_mut().filter(of).for_each(|stream| stream.unread = true);
+            }
+            self.scheduler.adapter_read(&mut self.cache, AdapterReport { id, weights }, now);
+        }
     }
 
     /// Some request begins to wait for something outside; what others waited for is there, be it late or after their end.
@@ -316,6 +344,7 @@ impl Simulator {
                 deaf: false,
                 struck: false,
                 adapter: None,
+                unread: false,
             });
         }
         requests
@@ -336,7 +365,8 @@ impl Simulator {
         let stream = stream.ok_or_else(|| format!("an event for {id:?}, which never arrived"))?;
         stream.struck |= failed;
         let adapter_us = self.world.scenario.config.adapter_wait_us_max;
-        let unloaded = stream.adapter.is_some_and(|since| since.0 + adapter_us < now.0);
+        let overdue = stream.adapter.is_some_and(|since| since.0 + adapter_us < now.0);
+        let unloaded = overdue || stream.unread;
         let groups = self.world.scenario.groups.clone();
         let expectation = stream.expectation.take();
         let expectation =

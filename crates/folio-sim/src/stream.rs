@@ -26,6 +26,8 @@ pub(crate) struct ClientStream {
     pub struck: bool,
     /// Since when it waits for its adapter.
     pub adapter: Option<Micros>,
+    /// The weights of its adapter could not be read while it was there.
+    pub unread: bool,
 }
 
 impl ClientStream {
@@ -43,7 +45,7 @@ impl ClientStream {
         }
     }
 
-    /// `unloaded`: its adapter was not loaded in time.
+    /// `unloaded`: its adapter was not loaded, or not in time.
     pub fn take(
         &mut self,
         event: &Event,

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use folio_engine::plan::{ExecutorError, HOLE, StepOutput, StepPlan};
 use folio_engine::{
-    DrafterModel, DraftingExecutor, Executor, Micros, ModelExecutor, Reads, Scheduler, StepDriver,
-    TransferOrder,
+    AdapterId, AdapterOrder, AdapterReport, DrafterModel, DraftingExecutor, Executor, Micros, ModelExecutor,
+    Reads, Scheduler, StepDriver, TransferOrder,
 };
 use folio_kv::{CacheConfig, KvCache, TenantId};
 use folio_model::backend::Backend;
@@ -44,6 +44,9 @@ pub(crate) struct World {
     pub wrote: Vec<Vec<Option<TenantId>>>,
     /// What tiers were asked for in this turn.
     pub orders: Vec<TransferOrder>,
+    /// Adapters whose weights are being read, and until when.
+    pub reads: Vec<(Micros, AdapterId)>,
+    reading: Rng,
     /// A tier refused to store behind the last plan: who waited for it to read is left out of that step.
     refused: bool,
     /// The step that was finished last: when it was planned, and whether it failed.
@@ -84,6 +87,8 @@ impl World {
             flights: VecDeque::new(),
             wrote: (0..cache.groups()).map(|group| vec![None; pools[group] as usize]).collect(),
             orders: Vec::new(),
+            reads: Vec::new(),
+            reading: Rng::new(scenario.seed ^ 0x4ead),
             refused: false,
             finished: None,
             behind_failures: 0,
@@ -173,6 +178,13 @@ impl StepDriver for World {
         self.orders.extend(Some(order).filter(|_| takes));
         self.refused |= !takes;
         takes
+    }
+
+    fn order_adapter(&mut self, order: AdapterOrder) -> Option<AdapterReport> {
+        if let AdapterOrder::Read(adapter) = order {
+            self.reads.push((Micros(self.now.0 + self.reading.skewed(1, 100_000)), adapter.id));
+        }
+        None
     }
 }
 

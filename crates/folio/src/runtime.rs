@@ -324,6 +324,8 @@ fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> Sch
         max_queued_tokens: args.max_queued_tokens,
         max_prefetch_requests: args.kv_prefetch_requests,
         max_adapters: args.max_adapters,
+        max_resident_adapters: args.max_resident_adapters,
+        max_adapter_bytes: args.max_adapter_bytes,
         guarantee_completion: args.guarantee_completion,
         pin_permille: permille(args.max_pinned_share),
         // What one pins others cannot: half is left to them.

@@ -13,9 +13,9 @@ use folio_model::adapter::{Adapter, AdapterLimits};
 use folio_model::backend::{KvFormat, KvLayout};
 use folio_server::why::{Targets, WhyConfig};
 use folio_server::{
-    Adapters, AdaptersLimits, AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring,
-    Limits, ModelFacts, Parsers, Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles,
-    WeightFacts, WrappingKey, is_pattern,
+    Adapters, AdminConfig, App, BatchConfig, BatchLimits, Declared, HintPolicy, Keyring, Limits, ModelFacts,
+    Parsers, Safety, SamplingDefaults, Secret, ServerConfig, ServerError, TlsFiles, WeightFacts, WrappingKey,
+    is_pattern,
 };
 use folio_text::{ChatTemplate, ReasoningFormat, ToolFormat};
 
@@ -39,7 +39,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     fit_open_files(&mut config.limits.connections, 1);
     let feed = config.kv_events.as_ref().map(|source| source.feed.clone());
     let loaded = Loaded::open(args.model.as_deref(), &args.engine)?;
-    let engine = EngineArgs { max_adapters: args.max_loras, ..args.engine.clone() };
+    let engine = EngineArgs {
+        max_adapters: args.max_loras,
+        max_resident_adapters: args.max_cpu_loras,
+        max_adapter_bytes: args.lora_memory,
+        ..args.engine.clone()
+    };
     let runtime = Runtime::serving(loaded, &engine, &config.tenants, feed)?;
     config.speculate = runtime.drafter;
     config.why.int8_times = int8_times(&runtime.model.kv_layout);
@@ -126,11 +131,11 @@ fn adapters(args: &ServeArgs, runtime: &Runtime, names: &[String]) -> Result<Ada
     if let Some(folder) = args.lora_dir.as_ref().filter(|folder| !folder.is_dir()) {
         bail!("--lora-dir {} is not a folder", folder.display());
     }
-    let (targets, bytes) = (runtime.model.targets.clone(), args.lora_memory);
-    let limits = AdapterLimits { rank: args.max_lora_rank as usize, bytes };
+    let (targets, engine) = (runtime.model.targets.clone(), runtime.engine.clone());
+    let limits = AdapterLimits { rank: args.max_lora_rank as usize, bytes: args.lora_memory };
     let load = move |path: &Path| Adapter::read(path, &targets, limits).map_err(|error| error.to_string());
-    let limits = AdaptersLimits { count: args.max_cpu_loras as usize, bytes };
-    let adapters = Adapters::new(Box::new(load), limits, args.lora_dir.clone());
+    let keep = move |id, weights| engine.keep_adapter(id, weights);
+    let adapters = Adapters::new(Box::new(load), Box::new(keep), args.lora_dir.clone());
     for spec in &args.lora {
         let Some((name, path)) = spec.split_once('=') else {
             bail!("--lora {spec}: expected NAME=PATH");

@@ -11,7 +11,7 @@
 //! reserved.
 //!
 //! Who does not fit is passed by others at most `max_bypasses` times; then nobody behind it is admitted until it is. Other
-//! tenants may pass it only as far as fairness allows (`fair`).
+//! tenants may pass it only as far as fairness allows (`fair`). Who waits for an adapter holds up those with one alone (`adapters`).
 //! In a divided pool (`folio_kv::Quota`) a sequence must fit its tenant's ceiling too, and a tenant that would hold more
 //! than its guarantee leaves room for the unused guarantees of tenants that wait.
 //!
@@ -110,7 +110,10 @@ impl Scheduler {
         if self.step.preempted || self.is_preempting() {
             return false;
         }
-        if self.waits_for_prefix(slot) || (!self.admits(cache, slot) && !self.outranks_somebody(slot)) {
+        if self.waits_for_prefix(slot) || self.waits_for_adapter(slot) {
+            return false;
+        }
+        if !self.admits(cache, slot) && !self.outranks_somebody(slot) {
             return false;
         }
         let found = self.sequences[slot].waiting().and_then(|waiting| waiting.found);
@@ -206,14 +209,14 @@ impl Scheduler {
         let demand = self.demand(cache, slot, blocks);
         match self.fits(cache, self.sequences[slot].owner(), demand, None) {
             Verdict::Fits => return true,
-            Verdict::Lacks(_, GivesWay::Nobody) => self.refuse(slot, WaitingFor::Turn),
+            Verdict::Lacks(_, GivesWay::Nobody) => self.refuse_adapter(slot),
             Verdict::Lacks(_, GivesWay::Tenant | GivesWay::Borrowers) => {
                 // An affair of quotas: nobody passes it by going first.
                 let sequence = &self.sequences[slot];
                 self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant);
                 self.wait_for(slot, WaitingFor::Blocks);
             }
-            Verdict::Lacks(..) => self.refuse(slot, WaitingFor::Blocks),
+            Verdict::Lacks(..) => self.refuse(slot, WaitingFor::Blocks, false),
         }
         false
     }
@@ -222,7 +225,7 @@ impl Scheduler {
     /// what it takes, and with a reservation what that is below its tenant's ceiling.
     pub(super) fn demand(&mut self, cache: &KvCache, slot: Slot, [now, later]: [GroupCounts; 2]) -> Demand {
         let owner = self.sequences[slot].owner();
-        let mut demand = Demand { blocks: now, adapters: self.adapters(slot), ..Demand::default() };
+        let mut demand = Demand { blocks: now, adapters: self.new_adapters(slot), ..Demand::default() };
         if cache.has_quotas() {
             let its = self.running.iter().filter(|(_, running)| self.sequences[*running].owner() == owner);
             let mut growth = its.map(|(_, running)| self.growth(cache, *running)[0]).peekable();
@@ -242,10 +245,18 @@ impl Scheduler {
         demand
     }
 
+    /// Too many adapters are in use: it waits for the end of others.
+    pub(super) fn refuse_adapter(&mut self, slot: Slot) {
+        self.refuse(slot, WaitingFor::Turn, true);
+    }
+
     /// It does not fit, and who passes it is counted.
-    fn refuse(&mut self, slot: Slot, reason: WaitingFor) {
+    fn refuse(&mut self, slot: Slot, reason: WaitingFor, lacks_adapter: bool) {
         self.wait_for(slot, reason);
         self.step.contended |= reason == WaitingFor::Blocks;
+        if let Some(waiting) = self.sequences[slot].waiting_mut() {
+            waiting.lacks_adapter = lacks_adapter;
+        }
         if !self.step.refused.contains(&slot) {
             self.step.refused.push(slot);
         }
@@ -294,7 +305,7 @@ impl Scheduler {
     fn displace(&mut self, cache: &mut KvCache, slot: Slot) -> bool {
         let ([now, later], owner) = (self.growth_of(cache, slot), self.sequences[slot].owner());
         let blocks = if self.must_reserve(slot) { now + later } else { now };
-        let demand = Demand { blocks, adapters: self.adapters(slot), ..Demand::default() };
+        let demand = Demand { blocks, adapters: self.new_adapters(slot), ..Demand::default() };
         let verdict = self.fits(cache, owner, demand, None);
         let others = self.running.iter().map(|(_, other)| *other);
         let victims = others.filter(|other| self.is_victim(*other) && self.may_displace(cache, slot, *other));
@@ -348,10 +359,13 @@ impl Scheduler {
         if let Some(all) = &mut self.step.growth {
             *all += growth;
         }
+        let uses_adapter = self.sequences[slot].request.adapter.is_some();
         for at in 0..self.step.refused.len() {
             let refused = self.step.refused[at];
             if self.queue_order(refused) < order
                 && let Some(waiting) = self.sequences[refused].waiting_mut()
+                // Who uses none takes nothing of what is lacked.
+                && (uses_adapter || !waiting.lacks_adapter)
             {
                 waiting.bypassed += 1;
             }

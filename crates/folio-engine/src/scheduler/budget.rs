@@ -210,6 +210,8 @@ impl Scheduler {
     ) {
         let (scan, scan_shared) = (SCAN_MAX / heads.len().max(1), SCAN_SHARED_MAX / heads.len().max(1));
         let mut behind: Option<Head> = None;
+        // Somebody was passed too often by others with adapters.
+        let mut adapters_wait = false;
         let mut order = std::mem::take(&mut self.step.order);
         'heads: for head in heads {
             let ahead = |behind: Head| {
@@ -223,6 +225,9 @@ impl Scheduler {
             order.extend(self.waiting.of(head.class, head.tenant).take(scan + scan_shared));
             let mut looked_at = 0;
             for slot in &order {
+                if adapters_wait && self.sequences[*slot].request.adapter.is_some() {
+                    continue;
+                }
                 if let Some(producer) = self.still_shared(*slot) {
                     // Its producer works for it, with its rank.
                     let order = self.queue_order(*slot);
@@ -233,14 +238,19 @@ impl Scheduler {
                 let new = self.waiting_candidate(cache, *slot);
                 candidates.push(new);
                 *oldest = (*oldest).into_iter().chain([(self.queue_order(*slot), new)]).min();
+                let waiting = self.sequences[*slot].waiting();
+                let (bypassed, lacks_adapter) =
+                    waiting.map_or((0, false), |waiting| (waiting.bypassed, waiting.lacks_adapter));
                 let first = behind.is_none_or(|behind| behind.class != head.class);
-                if first && !self.waiting.fair.is_limited_by_quota(*head) {
+                if first && !lacks_adapter && !self.waiting.fair.is_limited_by_quota(*head) {
                     behind = Some(*head);
                 }
                 looked_at += 1;
-                let bypassed = self.sequences[*slot].waiting().map_or(0, |waiting| waiting.bypassed);
                 if bypassed >= self.config.max_bypasses {
-                    break 'heads;
+                    if !lacks_adapter {
+                        break 'heads;
+                    }
+                    adapters_wait = true;
                 }
                 // None of its tenant goes before who was preempted.
                 if looked_at == scan || self.sequences[*slot].timing.preemptions > 0 {

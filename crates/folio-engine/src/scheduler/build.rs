@@ -208,7 +208,7 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
     let to = from + granted;
     if entry.id != id {
         // What does not change is not looked at again: it lies far away.
-        (entry.id, entry.adapter) = (id, sequence.request.adapter.clone());
+        (entry.id, entry.adapter) = (id, sequence.running().and_then(|running| running.adapter.clone()));
         entry.samples.clear();
     }
     // Those of a decode are changed in place ([`sample_token`]): their parameters lie elsewhere.

@@ -1,11 +1,10 @@
 //! The scheduler's invariants, verified in full. For tests and the simulator; changes nothing.
 
 use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId, Ticket};
-use rustc_hash::FxHashMap;
 
 use super::Scheduler;
 use crate::plan::SequenceId;
-use crate::request::{AdapterId, Micros, RequestId};
+use crate::request::{Micros, RequestId};
 use crate::sequence::{Running, Sequence, Slot};
 use crate::stats::PerReason;
 
@@ -50,6 +49,7 @@ impl Scheduler {
             format!("{victims} victims wait for their last commit, {} are counted", self.preempting)
         })?;
         self.check_reservations()?;
+        self.check_adapters()?;
         for sequence in self.sequences.iter() {
             let mut tickets = sequence.table().into_iter().flat_map(|table| table.tickets());
             let knows = |own: &Ticket| self.loads.get(own).map(|load| load.owner.0) == Some(sequence.id());
@@ -62,7 +62,7 @@ impl Scheduler {
         self.check_requests()
     }
 
-    /// What is set aside for those who run is counted, and so are the adapters that they use.
+    /// What is set aside for those who run is counted.
     fn check_reservations(&self) -> Result<(), String> {
         let (running, preemptions) = (self.running.len(), self.counters.preemptions);
         let reserved = self.all_running().filter_map(|running| running.reserved);
@@ -81,13 +81,6 @@ impl Scheduler {
         let counted = self.reservations.blocks();
         ensure((sum, reserved) == counted, || {
             format!("{reserved} reservations of {sum} blocks, {counted:?} counted")
-        })?;
-        let counted = self.reservations.adapters();
-        let mut used: FxHashMap<AdapterId, u32> = FxHashMap::default();
-        let adapters = self.running.iter().filter_map(|(_, slot)| self.sequences[*slot].request.adapter_id());
-        adapters.for_each(|adapter| *used.entry(adapter).or_default() += 1);
-        ensure(used == *counted && used.len() as u32 <= self.config.max_adapters, || {
-            format!("{used:?} adapters are used, {counted:?} counted, at most {}", self.config.max_adapters)
         })
     }
 

@@ -36,7 +36,9 @@ impl Scheduler {
         stats.prefill_us = self.costs.computing(0..PREFILL_TOKENS);
         stats.cache = cache.stats();
         stats.adapters.clear();
-        stats.adapters.extend(self.reservations.adapters().keys());
+        stats.adapters.extend(self.adapters.in_use().keys());
+        let (resident, bytes) = self.adapters.size();
+        (stats.resident_adapters, stats.adapter_bytes) = (resident as u32, bytes);
         stats.max_adapters = self.config.max_adapters;
         (stats.last_step_tokens, stats.last_step_decodes) = self.last_step();
         stats.busy = self.has_work();

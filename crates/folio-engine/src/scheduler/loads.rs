@@ -287,7 +287,8 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(waiting) = sequence.waiting() else { return false };
         let most = cache.border(waiting.lookup().full_blocks * cache.config().block_tokens);
-        if most + positions > sequence.attachable() || !self.admits(cache, slot) {
+        let is_possible = most + positions <= sequence.attachable();
+        if !is_possible || self.waits_for_adapter(slot) || !self.admits(cache, slot) {
             return false;
         }
         let Some(table) = self.attach_whole(cache, slot, most) else { return false };

@@ -9,6 +9,7 @@
 //!
 //! | file | noun |
 //! |---|---|
+//! | `adapters` | whose weights are in memory? |
 //! | `admission` | may this sequence get blocks now? |
 //! | `queue`, `fair` | who waits, and which tenant's turn it is |
 //! | `budget` | who gets how much of a step's token budget |
@@ -57,6 +58,7 @@
 //! what grows with it once (hashing a prompt, releasing a table). After warm-up a step allocates nothing unless a
 //! request arrives, forks or ends.
 
+mod adapters;
 mod admission;
 mod budget;
 mod build;
@@ -89,10 +91,11 @@ use crate::config::{ConfigError, SchedulerConfig};
 use crate::mailbox::CancelRequest;
 use crate::plan::{DrafterModel, PLACEHOLDER, SequenceId, StepPlan};
 use crate::request::{Event, Micros, Request, RequestId};
-use crate::sequence::{Fresh, Rank, Running, Sequence, Sequences, Slot, State};
+use crate::sequence::{Fresh, Rank, Running, Sequences, Slot, State};
 use crate::stats::Counters;
 use crate::tier::{CHUNK_BLOCKS_MAX, TIERS_MAX};
 use crate::work::{Activity, Work};
+use adapters::ResidentAdapters;
 use admission::Headroom;
 use budget::Step;
 use build::Ring;
@@ -125,6 +128,7 @@ pub struct Scheduler {
     transfers: Transfers,
     prefetches: Prefetches,
     reservations: Reservations,
+    adapters: ResidentAdapters,
     /// Victims that wait for their last commit.
     preempting: u32,
     headroom: Headroom,
@@ -168,6 +172,7 @@ impl Scheduler {
             transfers: Transfers::default(),
             prefetches: Prefetches::default(),
             reservations: Reservations::default(),
+            adapters: ResidentAdapters::default(),
             preempting: 0,
             headroom: Headroom::new(),
             costs: Costs::default(),
@@ -350,17 +355,18 @@ impl Scheduler {
         let reserve = self.must_reserve(slot);
         let sequence = &mut self.sequences[slot];
         table.reserve(sequence.final_positions());
-        let running = Running { table_slot, ..Running::new(table, sequence.tentative(), fresh) };
+        let adapter = sequence.request.adapter_id();
+        let adapter = adapter.map(|id| self.adapters.begin_use(id).expect("who is admitted has its weights"));
+        let running = Running { table_slot, adapter, ..Running::new(table, sequence.tentative(), fresh) };
         let before = std::mem::replace(&mut sequence.state, State::Running(running));
         if let State::Waiting(waiting) = before {
             self.waiting.remove(sequence, slot, waiting.wait.reason);
         }
         self.step.has_histories |= sequence.history.is_some();
         self.start_drafter(cache, slot);
-        let Sequence { rank, request, .. } = &self.sequences[slot];
-        self.reservations.use_adapter(request.adapter_id(), true);
-        let at = self.running.partition_point(|(other, _)| other < rank);
-        self.running.insert(at, (*rank, slot));
+        let rank = self.sequences[slot].rank;
+        let at = self.running.partition_point(|(other, _)| *other < rank);
+        self.running.insert(at, (rank, slot));
         if reserve {
             self.reserve(cache, slot);
         }
@@ -375,7 +381,8 @@ impl Scheduler {
         let rank = self.sequences[slot].rank;
         if let Ok(at) = self.running.binary_search_by_key(&rank, |(other, _)| *other) {
             self.running.remove(at);
-            self.reservations.use_adapter(self.sequences[slot].request.adapter_id(), false);
+            let adapter = self.sequences[slot].request.adapter_id();
+            adapter.into_iter().for_each(|id| self.adapters.end_use(id));
         }
     }
 }

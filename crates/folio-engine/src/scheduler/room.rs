@@ -1,6 +1,6 @@
 //! The ledger of room: what is set aside for whom, and what is left for anybody else.
 //!
-//! Owns: the sum of all reservations, by cache group, the slots of adapters, and the limit of bytes in transfer. Must never: look at a
+//! Owns: the sum of all reservations, by cache group, and the limits of adapters in a step and of bytes in transfer. Must never: look at a
 //! sequence that is not asked about.
 //!
 //! A running sequence with a reservation may still take [`Running::reserved`](crate::sequence::Running) blocks, however others
@@ -12,7 +12,6 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 use rustc_hash::FxHashMap;
 
 use super::Scheduler;
-use crate::request::AdapterId;
 use crate::sequence::Slot;
 
 /// What somebody asks for, or what of that is short; every part of it must be there.
@@ -23,7 +22,7 @@ pub(super) struct Demand {
     /// That must be left behind those: of the pools, and of group 0 below its tenant's ceiling.
     pub left: GroupCounts,
     pub left_to_tenant: u32,
-    /// Slots for weights that no running sequence uses yet.
+    /// That no running sequence uses yet (`adapters`).
     pub adapters: u32,
     /// That a transfer from outside is to write.
     pub transfer_bytes: u64,
@@ -40,8 +39,6 @@ pub(super) struct Reservations {
     blocks: GroupCounts,
     /// Whose: how many, and how many blocks of group 0.
     owners: FxHashMap<TenantId, (u32, u32)>,
-    /// Those in use, and by how many running sequences.
-    adapters: FxHashMap<AdapterId, u32>,
 }
 
 /// Whose blocks could make up for what is short.
@@ -89,21 +86,6 @@ impl Reservations {
         (self.blocks, self.owners.values().map(|(count, _)| count).sum())
     }
 
-    /// A running sequence uses an adapter, or does no more.
-    pub fn use_adapter(&mut self, adapter: Option<AdapterId>, begins: bool) {
-        let Some(adapter) = adapter else { return };
-        let users = self.adapters.entry(adapter).or_default();
-        *users = if begins { *users + 1 } else { *users - 1 };
-        if *users == 0 {
-            self.adapters.remove(&adapter);
-        }
-    }
-
-    /// Those in use, for `check`.
-    pub fn adapters(&self) -> &FxHashMap<AdapterId, u32> {
-        &self.adapters
-    }
-
     /// Replaces what one sequence of `owner` had set aside.
     pub fn change(&mut self, owner: TenantId, before: Option<GroupCounts>, after: Option<GroupCounts>) {
         if before.or(after).is_none() {
@@ -136,7 +118,7 @@ impl Scheduler {
         let above = of_tenant.saturating_sub(ceiling);
         let mut blocks = (asked.blocks + asked.left).saturating_sub(pools);
         blocks[0] = blocks[0].max(above);
-        let used = self.reservations.adapters.len() as u32 + asked.adapters;
+        let used = self.adapters.in_use().len() as u32 + asked.adapters;
         let adapters = used.saturating_sub(self.config.max_adapters).min(asked.adapters);
         let bytes = cache.loading_bytes() + asked.transfer_bytes;
         let transfer_bytes = bytes.saturating_sub(self.config.max_transfer_bytes).min(asked.transfer_bytes);
@@ -150,10 +132,10 @@ impl Scheduler {
         Verdict::Lacks(Demand { blocks, adapters, transfer_bytes, ..Demand::default() }, gives_way)
     }
 
-    /// The slot that a sequence which does not run would take for its adapter.
-    pub(super) fn adapters(&self, slot: Slot) -> u32 {
+    /// Adapters that a sequence which does not run would bring to those in use.
+    pub(super) fn new_adapters(&self, slot: Slot) -> u32 {
         let adapter = self.sequences[slot].request.adapter_id();
-        u32::from(adapter.is_some_and(|adapter| !self.reservations.adapters.contains_key(&adapter)))
+        u32::from(adapter.is_some_and(|adapter| !self.adapters.in_use().contains_key(&adapter)))
     }
 
     /// What a tenant may take without breaking a reservation but `own`'s: of the pools, and of group 0 below its ceiling.

@@ -85,6 +85,6 @@ fn root(served: &Served, tenant: &Tenant, adapter: Option<&RequestAdapter>) -> R
         tenant_secret: &tenant.secret,
         model_digest: &served.model.model_digest,
         layout_digest: &served.model.layout_digest,
-        extra: adapter.map_or(&[], |adapter| adapter.weights.digest()),
+        extra: adapter.map_or(&[], |adapter| adapter.source.digest()),
     })
 }

@@ -22,8 +22,8 @@ use folio_engine::{
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, Root, TenantId, default_policy};
 use folio_server::{
-    Adapters, AdaptersLimits, App, Engine, ModelFacts, ModelProcess, Parsers, RouterConfig, SamplingDefaults,
-    Server, ServerConfig, WeightFacts, router_of,
+    Adapters, App, Engine, ModelFacts, ModelProcess, Parsers, RouterConfig, SamplingDefaults, Server,
+    ServerConfig, WeightFacts, router_of,
 };
 use folio_sim::SimBackend;
 use folio_text::{ChatTemplate, ReasoningFormat, TemplateSources, Tokenizer, ToolFormat, work};
@@ -478,7 +478,7 @@ pub fn app(engine: Arc<dyn Engine>) -> App {
 /// The same with adapters of these names, which change nothing.
 pub fn app_with_adapters(engine: Arc<dyn Engine>, names: &[&str]) -> App {
     let load = |_: &Path| -> Result<folio_engine::Adapter, String> { Ok(Default::default()) };
-    let adapters = Adapters::new(Box::new(load), AdaptersLimits { count: 16, bytes: 1 << 20 }, None);
+    let adapters = Adapters::new(Box::new(load), Box::new(|_, _| ()), None);
     names.iter().for_each(|name| adapters.load_at_start(name, Path::new("/adapter")).unwrap());
     App { adapters: Arc::new(adapters), ..app(engine) }
 }

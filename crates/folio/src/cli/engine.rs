@@ -118,6 +118,12 @@ pub struct EngineArgs {
     #[arg(skip)]
     pub max_adapters: u32,
 
+    /// Most of those in memory, and their bytes
+    #[arg(skip = u32::MAX)]
+    pub max_resident_adapters: u32,
+    #[arg(skip = u64::MAX)]
+    pub max_adapter_bytes: u64,
+
     /// Admit a request only when it fits even if everybody generates to the limit: nobody is ever preempted, not even for
     /// better priority; smaller batches
     #[arg(long, env = "FOLIO_GUARANTEE_COMPLETION")]

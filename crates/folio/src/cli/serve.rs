@@ -53,11 +53,11 @@ pub struct ServeArgs {
     #[arg(long, env = "FOLIO_MAX_LORA_RANK", value_name = "RANK", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_lora_rank: u32,
 
-    /// Most adapters that are served at once
+    /// Most adapters whose weights are in memory; those of others are read again when a request wants them, in the place of those that are not in use
     #[arg(long, env = "FOLIO_MAX_CPU_LORAS", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_cpu_loras: u32,
 
-    /// Memory for the weights of adapters
+    /// Memory for the weights of adapters, likewise; an adapter that takes more is refused
     #[arg(long, env = "FOLIO_LORA_MEMORY", value_name = "SIZE", default_value = "4GiB", value_parser = parse_bytes)]
     pub lora_memory: u64,
 

@@ -44,6 +44,12 @@ fn beside_other_adapters_and_none() {
             let run = world.run(&with_adapters(most, config), &arrivals);
             oracle.check(&run, &format!("{names:?}, {most} at a time, {seqs} sequences, {tokens} tokens"));
         }
+        // With room for one in memory their weights are read again and again.
+        world.forget();
+        let config = SchedulerConfig { max_resident_adapters: 1, ..with_adapters(3, batched(16)) };
+        let run = world.run(&config, &arrivals);
+        oracle.check(&run, &format!("{names:?}, one in memory"));
+        assert_eq!(run.adapter_loads > 0, names.len() > 1, "{names:?}");
         // What was computed is found again, by whom it was computed for and nobody else.
         let run = world.run(&with_adapters(3, batched(16)), &arrivals);
         oracle.check(&run, &format!("{names:?}, from the cache"));

@@ -17,9 +17,10 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_cuda::CudaBackend;
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
-    AdapterId, Clock, DrafterModel, Drafters, DraftingExecutor, Event, Executor, Micros, ModelExecutor,
-    Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef, SamplingParams,
-    Scheduler, SchedulerConfig, Speculation, StepDriver, Tier, TierStats, TransferOrder, find_in_tiers, turn,
+    AdapterId, AdapterReport, Clock, DrafterModel, Drafters, DraftingExecutor, Event, Executor, Micros,
+    ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef,
+    SamplingParams, Scheduler, SchedulerConfig, Speculation, StepDriver, Tier, TierStats, TransferOrder,
+    find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
 use folio_model::Checkpoint;
@@ -198,6 +199,8 @@ pub struct Run {
     pub drafts: (u64, u64),
     /// Rows whose mask was late.
     pub late: u64,
+    /// Times that weights of an adapter were read.
+    pub adapter_loads: u64,
     /// Whether what a tier was asked for arrived, for each load.
     pub loads: Vec<bool>,
     /// The tier of each load.
@@ -311,11 +314,12 @@ impl World {
 
     fn read_adapters(&self, folders: impl Iterator<Item = impl AsRef<Path>>) -> Vec<RequestAdapter> {
         let limits = AdapterLimits { rank: 64, bytes: 4 << 20 };
-        let read = |(id, folder): (u32, _)| RequestAdapter {
-            id: AdapterId(NonZeroU32::MIN.saturating_add(id)),
-            weights: Arc::new(
-                Adapter::read(AsRef::as_ref(&folder), &self.recorder.targets, limits).expect("an adapter"),
-            ),
+        let read = |(id, folder): (u32, _)| {
+            let weights = Adapter::read(AsRef::as_ref(&folder), &self.recorder.targets, limits);
+            RequestAdapter {
+                id: AdapterId(NonZeroU32::MIN.saturating_add(id)),
+                source: Arc::new(Arc::new(weights.expect("an adapter"))),
+            }
         };
         (0..).zip(folders).map(read).collect()
     }
@@ -463,6 +467,11 @@ impl World {
             None => Box::new(pipeline),
         };
         scheduler = scheduler.with_drafter(executor.drafter()).with_vocab(vocab);
+        // They come with their weights, of which stays what there is room for.
+        for adapter in &self.adapters {
+            let report = AdapterReport { id: adapter.id, weights: adapter.source.read() };
+            scheduler.adapter_read(&mut self.cache, report, Micros(0));
+        }
         let (ordered, loaded_from) = (0, Vec::new());
         let mut device = Device { executor, now: 0, tiers: &self.tiers, ordered, loaded_from };
         let mut finished = 0;
@@ -533,6 +542,7 @@ impl World {
         (run.recomputed, run.ahead, run.orphans) =
             (counters.recomputed_tokens, counters.steps_ahead, counters.orphan_rows);
         run.late = counters.late_rows;
+        run.adapter_loads = counters.adapter_loads;
         run.drafts = counters.draft_tokens();
         assert_eq!(self.cache.stats().active_blocks, 0, "everybody is gone, and nothing is read");
         run
@@ -557,7 +567,7 @@ impl World {
         let prompt = arrival.prompt.clone().into();
         let adapter = arrival.adapter.map(|at| self.adapters[at].clone());
         let root = match &adapter {
-            Some(adapter) => root_with(TenantId(1), [1; 32], adapter.weights.digest()),
+            Some(adapter) => root_with(TenantId(1), [1; 32], adapter.source.digest()),
             None => self.root,
         };
         Request {

@@ -132,6 +132,13 @@ impl Collector for EngineCollector {
                 name if name.starts_with("folio:tier_") => tier_samples(name, &tiers),
                 name if name.starts_with("folio:kv_events_") => kv_events::samples(name, events.as_ref()),
                 "vllm:lora_requests_info" => lora(&stats, &self.adapters),
+                "folio:adapters_resident" => Samples::Gauge(f64::from(stats.resident_adapters)),
+                "folio:adapter_bytes" => Samples::Gauge(stats.adapter_bytes as f64),
+                "folio:adapter_loads_total" => {
+                    let (all, failed) = (stats.counters.adapter_loads, stats.counters.failed_adapter_loads);
+                    labelled("outcome", &[("loaded", all - failed), ("failed", failed)])
+                }
+                "folio:adapter_evictions_total" => Samples::Counter(stats.counters.adapter_evictions),
                 "folio:queued_prompt_tokens" => Samples::Gauge(stats.queued_tokens as f64),
                 "folio:last_step_seconds" => Samples::Gauge(stats.last_step_us as f64 / 1e6),
                 "folio:executor_failures_total" => Samples::Counter(stats.counters.executor_failures),
