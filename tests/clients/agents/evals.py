@@ -2,7 +2,7 @@
 
     python tests/clients/agents/evals.py target/release/folio [RESULTS.json]
 
-Packages: lm_eval[api], guidellm. Serves the built-in model. The versions and what was seen are kept in results.json beside this file.
+Packages: lm_eval[api], guidellm. Serves the built-in model. The versions and what was seen are kept in results/.
 """
 
 import importlib.metadata

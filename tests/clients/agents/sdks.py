@@ -1,13 +1,15 @@
 """Frameworks and tools for Python do the agents' task against the real server around a scripted model; what is not installed is skipped.
 
-    python tests/clients/agents/sdks.py target/debug/examples/scripted [RESULTS.json]
+    python tests/clients/agents/sdks.py target/debug/examples/scripted [--keep]
 
 Packages: openai-agents, pydantic-ai-slim[openai,anthropic], llm, llama-index-llms-openai-like; aider-chat in an environment of its own.
-The versions and what was seen are kept in results.json beside this file.
+With --keep the versions and what was seen are written to results/, to a file of that day; no earlier run's is written over.
 """
 
 import asyncio
+import datetime
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -109,6 +111,17 @@ CLIENTS = {
 }
 
 
+def kept(results):
+    """A new file of today for what was seen."""
+    day = HERE / "results" / f"{datetime.date.today()}-sdks"
+    for run in itertools.count(1):
+        try:
+            with day.with_name(f"{day.name}{'' if run == 1 else f'-{run}'}.json").open("x") as file:
+                return file.write(json.dumps(results, indent=1) + "\n")
+        except FileExistsError:
+            continue
+
+
 def main():
     binary = Path(sys.argv[1]).resolve()
     server = subprocess.Popen([binary, "0", HERE / "script.json"], stderr=subprocess.PIPE, text=True)
@@ -135,8 +148,8 @@ def main():
             print(f"{name} {version}: {seen}", flush=True)
     finally:
         server.terminate()
-    if len(sys.argv) > 2:
-        Path(sys.argv[2]).write_text(json.dumps(results, indent=1) + "\n")
+    if "--keep" in sys.argv[2:]:
+        kept(results)
     sys.exit(any(result["seen"] != "did it" for result in results.values()))
 
 
