@@ -7,10 +7,7 @@ With --keep the versions and what was seen are written to results/, to a file of
 """
 
 import asyncio
-import datetime
 import importlib.metadata
-import itertools
-import json
 import os
 import re
 import subprocess
@@ -18,6 +15,8 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+
+from kept import keep
 
 TASK = "Make a file made.txt with the word folio"
 LAST = "Done: it is there."
@@ -111,17 +110,6 @@ CLIENTS = {
 }
 
 
-def kept(results):
-    """A new file of today for what was seen."""
-    day = HERE / "results" / f"{datetime.date.today()}-sdks"
-    for run in itertools.count(1):
-        try:
-            with day.with_name(f"{day.name}{'' if run == 1 else f'-{run}'}.json").open("x") as file:
-                return file.write(json.dumps(results, indent=1) + "\n")
-        except FileExistsError:
-            continue
-
-
 def main():
     binary = Path(sys.argv[1]).resolve()
     server = subprocess.Popen([binary, "0", HERE / "script.json"], stderr=subprocess.PIPE, text=True)
@@ -149,7 +137,7 @@ def main():
     finally:
         server.terminate()
     if "--keep" in sys.argv[2:]:
-        kept(results)
+        keep("sdks", results)
     sys.exit(any(result["seen"] != "did it" for result in results.values()))
 
 
