@@ -550,6 +550,33 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_file_is_read_or_refused() {
+        let page = include_str!("../../../docs/configuration.md");
+        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("one");
+        let (mut read, mut refused) = (0, 0);
+        for at in (0..example.len()).step_by(23).filter(|at| example.is_char_boundary(*at)) {
+            let (before, behind) = example.split_at(at);
+            for odd in ["", "\"", "\n[[tenants]]\n", "\u{0}"] {
+                match ConfigFile::parse(&[before, odd, if odd.is_empty() { "" } else { behind }].concat()) {
+                    Ok(file) => {
+                        read += 1;
+                        let declared =
+                            file.tables.tenants.map(|tenants| Declared::parse(&tenants, &|_| None));
+                        if let Some(Err(error)) = declared {
+                            assert!(error.to_string().contains("the tenants file: "), "{error}");
+                        }
+                    }
+                    Err(error) => {
+                        refused += 1;
+                        assert!(!format!("{error:#}").is_empty());
+                    }
+                }
+            }
+        }
+        assert!(read > 5 && refused > 5, "{read} are read and {refused} refused");
+    }
+
+    #[test]
     fn the_examples_in_the_documents_can_be_read() {
         let environment = |_: &str| Some("key".to_owned());
         for page in [include_str!("../../../README.md"), include_str!("../../../docs/configuration.md")] {
