@@ -554,7 +554,7 @@ mod tests {
         let page = include_str!("../../../docs/configuration.md");
         let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("one");
         let (mut read, mut refused) = (0, 0);
-        for at in (0..example.len()).step_by(23).filter(|at| example.is_char_boundary(*at)) {
+        for at in (0..example.len()).step_by(7).filter(|at| example.is_char_boundary(*at)) {
             let (before, behind) = example.split_at(at);
             for odd in ["", "\"", "\n[[tenants]]\n", "\u{0}"] {
                 match ConfigFile::parse(&[before, odd, if odd.is_empty() { "" } else { behind }].concat()) {
@@ -573,7 +573,7 @@ mod tests {
                 }
             }
         }
-        assert!(read > 5 && refused > 5, "{read} are read and {refused} refused");
+        assert!(read > 1 && refused > 50, "{read} are read and {refused} refused");
     }
 
     #[test]
