@@ -40,8 +40,11 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Names and fields of the structs of a source that derive `Debug`: a field's name and type; of a tuple the struct's name for both.
-fn printed(source: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
+/// Names and types; of a tuple's the struct's name.
+type StructFields<'a> = Vec<(&'a str, &'a str)>;
+
+/// Names and fields of the structs of a source that derive `Debug`.
+fn printed(source: &str) -> Vec<(&str, StructFields<'_>)> {
     let mut found = Vec::new();
     for item in source.split("#[derive(").skip(1) {
         let Some((derived, item)) = item.split_once(")]") else { continue };
@@ -52,7 +55,7 @@ fn printed(source: &str) -> Vec<(&str, Vec<(&str, &str)>)> {
         }
         let name = &item[..item.find(|c: char| !is_name(c)).unwrap_or(item.len())];
         let Some(begin) = item.find(['{', '(', ';']) else { continue };
-        let fields: Vec<(&str, &str)> = match &item[begin..=begin] {
+        let fields: StructFields<'_> = match &item[begin..=begin] {
             "{" => {
                 let body = item[begin + 1..].split("\n}").next().unwrap_or_default();
                 let lines = body.lines().map(str::trim).filter(|line| !line.starts_with("//"));
