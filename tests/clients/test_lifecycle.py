@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -37,6 +38,30 @@ def test_sigterm_finishes_what_runs_and_refuses_what_is_new(serve):
             finish = choice.finish_reason or finish
     assert (len(ids), finish) == (400, "length"), "the running stream got all of its tokens"
     assert server.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_an_event_loop_of_several_threads_serves_as_one_does(serve, threads):
+    server = serve("--http-threads", str(threads))
+    client = client_of(server)
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "Tell me a story."}]
+
+    def whole():
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=12, temperature=0)
+        return answer.choices[0].message.content
+
+    def streamed():
+        chunks = client.chat.completions.create(model=model, messages=messages, max_tokens=12, temperature=0, stream=True)
+        return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+    alone = whole()
+    with ThreadPoolExecutor(16) as pool:
+        said = [pool.submit(ask) for _ in range(16) for ask in (whole, streamed)]
+        assert {answer.result() for answer in said} == {alone}
+    end = time.monotonic() + 30
+    while not server.metric("folio:event_loop_lag_seconds_count"):
+        assert time.monotonic() < end, "the event loop's lag is not measured"
 
 
 def test_a_second_sigterm_stops_at_once(serve):

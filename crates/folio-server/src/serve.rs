@@ -358,6 +358,7 @@ async fn forward(sender: mpsc::Sender<()>, mut next: impl AsyncFnMut() -> bool) 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Poll;
 
@@ -366,6 +367,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::observability::metrics::FrontFigures;
 
     /// Lets others run, as long answers do.
     async fn rest() {
@@ -378,6 +380,54 @@ mod tests {
             Poll::Pending
         })
         .await;
+    }
+
+    #[test]
+    fn every_thread_of_the_event_loop_has_work_where_there_is_some() {
+        for threads in [2, 3, 8] {
+            // Nobody goes on before all have come, each on a thread of its own.
+            let meeting = Arc::new(std::sync::Barrier::new(threads));
+            let come = async {
+                let come = (0..threads).map(|_| {
+                    let meeting = meeting.clone();
+                    tokio::spawn(async move {
+                        meeting.wait();
+                        std::thread::current().id()
+                    })
+                });
+                let mut came = HashSet::new();
+                for one in come.collect::<Vec<_>>() {
+                    came.insert(one.await.unwrap());
+                }
+                came.len()
+            };
+            assert_eq!(runtime(threads, 1).unwrap().block_on(come), threads);
+        }
+    }
+
+    #[test]
+    fn the_event_loop_is_late_when_what_it_runs_blocks_it() {
+        const BLOCKED: Duration = Duration::from_millis(200);
+        let figures = FrontFigures::default();
+        let told = |name: &str| {
+            let page = figures.render().unwrap();
+            let line = page.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+            line.unwrap_or_else(|| panic!("no {name} in {page}")).trim().parse::<f64>().unwrap()
+        };
+        let late = || told("folio:event_loop_lag_seconds_sum");
+        runtime(1, 1).unwrap().block_on(async {
+            let measured = tokio::spawn(measure_lag(figures.lag.clone()));
+            while told("folio:event_loop_lag_seconds_count") == 0.0 {
+                rest().await;
+            }
+            let before = late();
+            tokio::spawn(async { std::thread::sleep(LAG_EVERY + BLOCKED) }).await.unwrap();
+            // What was to be done while it slept is done now.
+            while late() < before + BLOCKED.as_secs_f64() {
+                rest().await;
+            }
+            measured.abort();
+        });
     }
 
     #[test]

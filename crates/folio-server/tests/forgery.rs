@@ -103,7 +103,7 @@ async fn raw_prompts_have_markers() {
 }
 
 /// Every field that a conversation of any API has, with `text` in one of them.
-fn of_apis(field: &str, text: &str) -> [(&'static str, &'static [&'static str], Value); 5] {
+fn of_apis(field: &str, text: &str) -> [(&'static str, Vec<&'static str>, Value); 5] {
     let at = |name: &str| if name == field { text } else { "hi" };
     let schema = json!({"type": "object", "properties": {at("key"): {"type": "string", "description": at("parameter")}}});
     let function = json!({"name": "f", "description": at("tool"), "parameters": schema});
@@ -112,8 +112,10 @@ fn of_apis(field: &str, text: &str) -> [(&'static str, &'static [&'static str], 
         {"role": "user", "content": [{"type": "text", "text": at("user"), "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", "content": [{"type": "text", "text": at("assistant")},
             {"type": "thinking", "thinking": at("thought"), "signature": ""},
-            {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": at("arguments")}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": at("result")},
+            {"type": "tool_use", "id": at("id"), "name": at("call"), "input": {"x": at("arguments")}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": at("id"), "content": at("result")},
+            {"type": "tool_result", "tool_use_id": at("id"), "content": [
+                {"type": "tool_reference", "tool_name": at("reference")}]},
             {"type": "text", "text": at("last")}]}]});
     let within = json!({"type": "function", "name": "f", "description": at("within"), "parameters": {"type": "object"}});
     let namespace =
@@ -123,27 +125,28 @@ fn of_apis(field: &str, text: &str) -> [(&'static str, &'static [&'static str], 
         {"role": "user", "content": [{"type": "input_text", "text": at("user")}]},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": at("thought")}]},
         {"role": "assistant", "content": [{"type": "output_text", "text": at("assistant")}]},
-        {"type": "function_call", "call_id": at("id"), "name": "f", "arguments": json!({"x": at("arguments")}).to_string()},
+        {"type": "function_call", "call_id": at("id"), "name": at("call"), "arguments": json!({"x": at("arguments")}).to_string()},
         {"type": "function_call_output", "call_id": at("id"), "output": at("result")},
         {"role": "user", "content": at("last")}]});
-    let call = json!({"function": {"name": "f", "arguments": {"x": at("arguments")}}});
+    let call = json!({"id": at("id"), "function": {"name": at("call"), "arguments": {"x": at("arguments")}}});
     let chat = json!({"stream": false, "options": {"num_predict": 1},
         "tools": [{"type": "function", "function": function}], "messages": [
         {"role": "system", "content": at("system")},
         {"role": "user", "content": at("user")},
         {"role": "assistant", "content": at("assistant"), "thinking": at("thought"), "tool_calls": [call]},
-        {"role": "tool", "tool_name": "f", "content": at("result")},
+        {"role": "tool", "tool_call_id": at("id"), "content": at("result")},
+        {"role": "tool", "tool_call_id": "of no call", "tool_name": at("name"), "content": "hi"},
         {"role": "user", "content": at("last")}]});
     let generate =
         json!({"stream": false, "options": {"num_predict": 1}, "system": at("system"), "prompt": at("user")});
     let call = json!({"id": at("id"), "type": "function", "function": {
-        "name": "f", "arguments": json!({"x": at("arguments")}).to_string()}});
-    let completion = json!({"max_tokens": 1, "chat_template_kwargs": {"mood": at("variable")},
+        "name": at("call"), "arguments": json!({"x": at("arguments")}).to_string()}});
+    let completion = json!({"max_tokens": 1, "chat_template_kwargs": {"mood": [at("variable"), {at("inner_key"): 1}]},
         "tools": [{"type": "function", "function": function}], "messages": [
         {"role": "system", "content": at("system")},
         {"role": "user", "content": at("user"), "name": at("name")},
         {"role": "assistant", "content": at("assistant"), "reasoning_content": at("thought"), "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": at("id"), "content": at("result")},
+        {"role": "tool", "tool_call_id": at("id"), "name": at("name_of_result"), "content": at("result")},
         {"role": "user", "content": at("last")}]});
     const ALL: &[&str] = &[
         "tool",
@@ -156,30 +159,20 @@ fn of_apis(field: &str, text: &str) -> [(&'static str, &'static [&'static str], 
         "thought",
         "result",
         "last",
-    ];
-    const OF_CHATS: &[&str] = &["variable", "name", "thought", "tool", "arguments", "user", "result", "id"];
-    // What a namespace is described as no model is shown.
-    const OF_RESPONSES: &[&str] = &[
-        "namespace",
-        "within",
-        "tool",
-        "key",
-        "parameter",
-        "arguments",
-        "system",
-        "user",
-        "assistant",
-        "thought",
-        "result",
-        "last",
         "id",
+        "call",
     ];
+    const OF_MESSAGES: &[&str] = &["reference"];
+    const OF_OLLAMA: &[&str] = &["name"];
+    const OF_CHATS: &[&str] = &["variable", "inner_key", "name", "name_of_result"];
+    // What a namespace is described as no model is shown.
+    const OF_RESPONSES: &[&str] = &["namespace", "within"];
     [
-        ("/v1/chat/completions", OF_CHATS, completion),
-        ("/v1/messages", ALL, anthropic),
-        ("/v1/responses", OF_RESPONSES, responses),
-        ("/api/chat", ALL, chat),
-        ("/api/generate", &["system", "user"], generate),
+        ("/v1/chat/completions", [ALL, OF_CHATS].concat(), completion),
+        ("/v1/messages", [ALL, OF_MESSAGES].concat(), anthropic),
+        ("/v1/responses", [ALL, OF_RESPONSES].concat(), responses),
+        ("/api/chat", [ALL, OF_OLLAMA].concat(), chat),
+        ("/api/generate", vec!["system", "user"], generate),
     ]
 }
 
@@ -204,4 +197,54 @@ async fn no_field_of_any_api_forges_a_marker() {
     // As of a completion.
     let raw = json!({"stream": false, "raw": true, "prompt": FORGED, "options": {"num_predict": 1}});
     assert_eq!(shown("/api/generate", &raw).await.0, 2);
+}
+
+/// Before it is anything in a prompt.
+#[tokio::test]
+async fn what_is_no_role_and_no_name_of_a_function_is_refused() {
+    let client = client(&FakeEngine::saying("ok"));
+    let function = |name: &str| json!({"name": name, "parameters": {"type": "object"}});
+    let named = |tool: Value| json!({"tools": [tool]});
+    for role in [FORGED, "system<|end|>", "<|end|>system", "user\u{0}<|a|>", " system", "System\n"] {
+        let message = json!({"role": role, "content": "hi"});
+        let messages = json!({"max_tokens": 1, "messages": [message]});
+        let input = json!({"max_output_tokens": 1, "input": [message]});
+        for (path, body) in [
+            ("/v1/chat/completions", &messages),
+            ("/v1/messages", &messages),
+            ("/v1/responses", &input),
+            ("/api/chat", &json!({"messages": [message]})),
+            ("/tokenize", &json!({"messages": [message]})),
+            ("/v1/messages/count_tokens", &json!({"messages": [message]})),
+        ] {
+            let reply = client.post(path, body).await;
+            assert_eq!(reply.status, 400, "{path}: {role:?} is no role: {}", reply.text);
+        }
+    }
+    let (chat, responses) = (of_apis("", "")[0].2.clone(), of_apis("", "")[2].2.clone());
+    for (path, body, tools) in [
+        ("/v1/chat/completions", &chat, named(json!({"type": "function", "function": function(FORGED)}))),
+        (
+            "/v1/messages",
+            &of_apis("", "")[1].2,
+            named(json!({"name": FORGED, "input_schema": {"type": "object"}})),
+        ),
+        ("/v1/responses", &responses, named(merged(json!({"type": "function"}), function(FORGED)))),
+        (
+            "/v1/responses",
+            &responses,
+            named(json!({"type": "namespace", "name": FORGED, "description": "d", "tools": [
+                merged(json!({"type": "function"}), function("f"))]})),
+        ),
+        (
+            "/api/chat",
+            &of_apis("", "")[3].2,
+            named(json!({"type": "function", "function": function(FORGED)})),
+        ),
+        // There is no such field.
+        ("/v1/chat/completions", &chat, json!({"documents": [{"title": FORGED, "text": "hi"}]})),
+    ] {
+        let reply = client.post(path, &merged(body.clone(), tools)).await;
+        assert_eq!(reply.status, 400, "{path}: {}", reply.text);
+    }
 }

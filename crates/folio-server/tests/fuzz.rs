@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::targets::{ROUTES, Target};
+use common::targets::{ROUTES, Target, declared};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
@@ -240,6 +240,11 @@ fn damaged_forms_are_refused_or_kept_as_they_came() {
 #[test]
 fn damaged_batches_end() {
     target("server_batch_lines", 100, Target::batch_lines);
+}
+
+#[test]
+fn damaged_declarations_of_tenants_and_rules_say_what_is_wrong() {
+    target("server_tenants", 700, |_, data| declared(data));
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Grammars that a stranger sends cost in proportion to their length, or are refused: the work from one size to twice that grows by no
-//! more than [`MOST`]. They are compiled on threads of their own, so counted are the bytes that the whole process makes room for, and the
+//! Grammars that a stranger sends cost in proportion to their length, or are refused, and so do the first steps of an answer that follows
+//! one; of an answer, all steps cost in proportion to its length. The work from one size to twice that grows by no more than [`MOST`].
+//! Grammars are compiled on threads of their own, so counted are the bytes that the whole process makes room for, and the
 //! test is alone in its process.
 
 mod common;
@@ -116,22 +117,60 @@ impl And for Syntax {
     }
 }
 
+/// A grammar, and the beginning of a long answer that it allows.
+type Answer = (&'static str, fn() -> Syntax, fn(usize) -> String);
+
+const ANSWERS: [Answer; 4] = [
+    (
+        "JSON: a list",
+        || json_of(json!({"type": "array", "items": {"type": "integer"}})),
+        |n| format!("[{}", "7,".repeat(n)),
+    ),
+    ("JSON: a text", || json_of(json!({"type": "string"})), |n| format!("\"{}", "ab".repeat(n))),
+    ("a regular expression", || Syntax::Regex("(ab|cd)*".into()), |n| "abcd".repeat(n / 2)),
+    ("Lark: a list", || Syntax::Grammar("start: item*\nitem: \"a\" /[0-9]/\n".into()), |n| "a1".repeat(n)),
+];
+
+/// Bytes that `run` made room for.
+fn room<T>(run: impl FnOnce() -> T) -> (u64, T) {
+    let before = ROOM.load(Relaxed);
+    let done = run();
+    (ROOM.load(Relaxed) - before, done)
+}
+
 #[test]
-fn grammars_are_compiled_in_proportion_or_refused() {
+fn grammars_are_compiled_and_followed_in_proportion_or_refused() {
     let tokenizer = common::tokenizer();
     let grammars = Grammars::new(&tokenizer, &[common::EOS]).unwrap();
+    for (what, syntax, answer) in ANSWERS {
+        let grammar = grammars.compile(&syntax()).unwrap();
+        let counted = |size: usize| {
+            let answer = answer(size);
+            let follow = || {
+                let (mut matcher, mut allowed) = (grammar.matcher(), Vec::new());
+                for token in answer.bytes().map(u32::from) {
+                    matcher.allowed(&mut allowed).unwrap();
+                    matcher.accept(token).unwrap();
+                }
+            };
+            room(follow).0
+        };
+        let (single, double) = (counted(500), counted(1000));
+        let ratio = double as f64 / single as f64;
+        println!("{what:30} followed {single:10} {double:10} {ratio:.2}");
+        assert!(ratio <= MOST, "{what}: {single} and {double} bytes to follow it, {ratio:.2} times");
+    }
     for (what, flood) in FLOODS {
         let counted = |size: usize| {
             let syntax = flood(size);
-            let before = ROOM.load(Relaxed);
-            let compiled = grammars.compile(&syntax);
-            let bytes = ROOM.load(Relaxed) - before;
+            let (bytes, compiled) = room(|| grammars.compile(&syntax));
             // What a first answer's first steps look at.
             let followed = compiled.as_ref().ok().map(|grammar| {
-                let before = ROOM.load(Relaxed);
-                let (mut matcher, mut allowed) = (grammar.matcher(), Vec::new());
-                matcher.allowed(&mut allowed).unwrap();
-                ROOM.load(Relaxed) - before
+                let first = || {
+                    let (mut matcher, mut allowed) = (grammar.matcher(), Vec::new());
+                    matcher.allowed(&mut allowed).unwrap();
+                };
+                room(first).0
             });
             (bytes, followed, compiled.err())
         };
@@ -142,5 +181,9 @@ fn grammars_are_compiled_in_proportion_or_refused() {
             "{what:30} {single:10} {double:10} {ratio:.2}  {followed:?} {followed_double:?} {no:?} {not:?}"
         );
         assert!(ratio <= MOST || not.is_some(), "{what}: {single} and {double} bytes, {ratio:.2} times");
+        if let (Some(single), Some(double)) = (followed, followed_double) {
+            let ratio = double as f64 / single as f64;
+            assert!(ratio <= MOST, "{what}: {single} and {double} bytes for a first step, {ratio:.2} times");
+        }
     }
 }

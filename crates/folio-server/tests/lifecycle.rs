@@ -105,6 +105,47 @@ async fn a_signal_drains_and_running_requests_finish() {
     assert!(TcpStream::connect(running.address).await.is_err());
 }
 
+#[test]
+fn several_threads_of_the_event_loop_serve_all_and_drain() {
+    const AT_ONCE: usize = 48;
+    for threads in [2, 4] {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        runtime.worker_threads(threads).enable_all().build().unwrap().block_on(async {
+            let running = Arc::new(start(ServerConfig::default()).await);
+            running.engine.plan(|plan| plan.manual = false);
+            let ask = |at: usize| {
+                let running = running.clone();
+                tokio::spawn(async move {
+                    let body = format!(
+                        r#"{{"stream": {}, "messages": [{{"role": "user", "content": "hi {at}"}}]}}"#,
+                        at.is_multiple_of(2)
+                    );
+                    running.ask("POST", "/v1/chat/completions", &body).await
+                })
+            };
+            let asked: Vec<_> = (0..AT_ONCE).map(ask).collect();
+            for (at, answer) in asked.into_iter().enumerate() {
+                let answer = answer.await.unwrap();
+                let end = if at.is_multiple_of(2) { "[DONE]" } else { "\"abc\"" };
+                assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(end), "{answer}");
+            }
+            let metrics = running.ask("GET", "/metrics", "").await;
+            let counted: f64 = metrics
+                .lines()
+                .filter(|line| {
+                    line.starts_with("http_requests_total") && line.contains("/v1/chat/completions")
+                })
+                .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+                .sum();
+            assert_eq!(counted, AT_ONCE as f64, "{metrics}");
+            assert!(metrics.contains("folio:event_loop_lag_seconds_count"), "{metrics}");
+            running.signals.send(()).await.unwrap();
+            let running = Arc::into_inner(running).expect("nobody asks any more");
+            running.server.await.unwrap();
+        });
+    }
+}
+
 /// What a socket brings until it has brought `wanted`.
 async fn read_until(socket: &mut TcpStream, wanted: &str) -> String {
     let (mut bytes, mut part) = (Vec::new(), [0; 1024]);

@@ -6,6 +6,7 @@
 //! Must never: know a flag by name, except those that make no sense in a file.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
@@ -62,13 +63,20 @@ pub struct Tables {
 }
 
 /// The models of a file, each with the arguments that it would be served with by itself.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct OnDemand {
     pub models: Vec<OnDemandModel>,
     /// The file's text.
     pub configuration: String,
     /// The command line without the program's name.
     pub line: Vec<OsString>,
+}
+
+/// Without the texts, in which there may be keys.
+impl fmt::Debug for OnDemand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnDemand").field("models", &self.models).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -129,8 +137,7 @@ fn from_router(mut input: impl BufRead) -> Result<String> {
     Ok(String::from_utf8(text)?)
 }
 
-/// A file's content, each value checked.
-#[derive(Debug)]
+/// A file's content, each value checked. Cannot be printed: keys may be among it.
 struct ConfigFile {
     values: Values,
     tables: Tables,
@@ -143,7 +150,6 @@ struct ConfigFile {
 type Values = Vec<(String, Vec<String>)>;
 
 /// One of [[models]].
-#[derive(Debug)]
 struct ModelTable {
     name: String,
     values: Values,
@@ -497,6 +503,17 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_a_file_and_of_a_line_are_in_nothing_that_is_printed() {
+        let file =
+            ConfigFile::parse("api-key = \"fk-hidden\"\n[[models]]\nname = \"a\"\n").expect("a good file");
+        let line = ["folio", "serve", "--api-key", "fk-hidden-too"].map(OsString::from);
+        let on_demand = file.on_demand(&line).expect("models");
+        assert!(on_demand.configuration.contains("hidden") && on_demand.models[0].args.api_key.len() == 1);
+        let printed = format!("{on_demand:?}");
+        assert!(printed.contains("***") && !printed.contains("hidden"), "{printed}");
+    }
+
+    #[test]
     fn a_router_writes_a_length_and_as_much() {
         let read = |text: &str| from_router(text.as_bytes());
         assert_eq!(read("5\nport!more").expect("read"), "port!");
@@ -530,6 +547,33 @@ mod tests {
         assert!(declared.default_adapters.has("public") && !declared.default_adapters.has("sql"));
         assert_eq!((declared.tenants[0].weight, declared.prefixes[0].name.as_str()), (3, "p"));
         assert_eq!(file.tables.safety.as_deref(), Some("{\"rules\":[]}"));
+    }
+
+    #[test]
+    fn a_damaged_file_is_read_or_refused() {
+        let page = include_str!("../../../docs/configuration.md");
+        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("one");
+        let (mut read, mut refused) = (0, 0);
+        for at in (0..example.len()).step_by(7).filter(|at| example.is_char_boundary(*at)) {
+            let (before, behind) = example.split_at(at);
+            for odd in ["", "\"", "\n[[tenants]]\n", "\u{0}"] {
+                match ConfigFile::parse(&[before, odd, if odd.is_empty() { "" } else { behind }].concat()) {
+                    Ok(file) => {
+                        read += 1;
+                        let declared =
+                            file.tables.tenants.map(|tenants| Declared::parse(&tenants, &|_| None));
+                        if let Some(Err(error)) = declared {
+                            assert!(error.to_string().contains("the tenants file: "), "{error}");
+                        }
+                    }
+                    Err(error) => {
+                        refused += 1;
+                        assert!(!format!("{error:#}").is_empty());
+                    }
+                }
+            }
+        }
+        assert!(read > 1 && refused > 50, "{read} are read and {refused} refused");
     }
 
     #[test]

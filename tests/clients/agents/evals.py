@@ -1,8 +1,8 @@
 """lm-evaluation-harness and guidellm against a server, without a network: a task of six lines is scored and answered, and a load is run.
 
-    python tests/clients/agents/evals.py target/release/folio [RESULTS.json]
+    python tests/clients/agents/evals.py target/release/folio [--keep]
 
-Packages: lm_eval[api], guidellm. Serves the built-in model. The versions and what was seen are kept in results.json beside this file.
+Packages: lm_eval[api], guidellm. Serves the built-in model. With --keep the versions and what was seen are written to results/, to a file of that day; no earlier run's is written over.
 """
 
 import importlib.metadata
@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from kept import keep
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "crates/folio/assets/demo"
@@ -73,10 +75,8 @@ def main():
             print(name, seen[name])
     finally:
         server.terminate()
-    if len(sys.argv) > 2:
-        path = Path(sys.argv[2])
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(known | seen, indent=1) + "\n")
+    if "--keep" in sys.argv[2:]:
+        keep("evals", seen)
 
 
 main()

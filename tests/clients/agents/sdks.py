@@ -1,14 +1,13 @@
 """Frameworks and tools for Python do the agents' task against the real server around a scripted model; what is not installed is skipped.
 
-    python tests/clients/agents/sdks.py target/debug/examples/scripted [RESULTS.json]
+    python tests/clients/agents/sdks.py target/debug/examples/scripted [--keep]
 
 Packages: openai-agents, pydantic-ai-slim[openai,anthropic], llm, llama-index-llms-openai-like; aider-chat in an environment of its own.
-The versions and what was seen are kept in results.json beside this file.
+With --keep the versions and what was seen are written to results/, to a file of that day; no earlier run's is written over.
 """
 
 import asyncio
 import importlib.metadata
-import json
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+
+from kept import keep
 
 TASK = "Make a file made.txt with the word folio"
 LAST = "Done: it is there."
@@ -135,8 +136,8 @@ def main():
             print(f"{name} {version}: {seen}", flush=True)
     finally:
         server.terminate()
-    if len(sys.argv) > 2:
-        Path(sys.argv[2]).write_text(json.dumps(results, indent=1) + "\n")
+    if "--keep" in sys.argv[2:]:
+        keep("sdks", results)
     sys.exit(any(result["seen"] != "did it" for result in results.values()))
 
 

@@ -49,6 +49,8 @@ pub struct Follower {
     pub told: Vec<u32>,
     /// Bytes that may still be found to be forced.
     forcible: usize,
+    /// Whether all that was found to come next begins with the same byte: where it does not, nothing is forced.
+    alike: bool,
 }
 
 #[derive(Clone)]
@@ -86,6 +88,7 @@ impl Follower {
             unless: *unless,
             told: Vec::new(),
             forcible: FORCED_MAX,
+            alike: false,
         }
     }
 
@@ -175,13 +178,14 @@ impl Follower {
         }
     }
 
-    /// What must come next, if anything must.
+    /// What must come next, if anything must: behind what was looked at last. A copy of the matcher, which has all that was said in it, is
+    /// made only where something may be forced.
     pub fn forced(&mut self) -> Vec<u32> {
         let FollowerPhase::Bound(matcher) = &self.phase else { return Vec::new() };
         if self.forcible == 0 || self.unless.is_some() {
             return Vec::new();
         }
-        let text = matcher.forced();
+        let text = if self.alike { matcher.forced() } else { Vec::new() };
         self.forcible = self.forcible.saturating_sub(1 + text.len());
         cut(&self.tokenizer, &text)
     }
@@ -190,6 +194,7 @@ impl Follower {
     pub fn look(&mut self, allowed: &mut Vec<u32>) -> Result<(), String> {
         if let FollowerPhase::Bound(matcher) = &mut self.phase {
             matcher.allowed(allowed).map_err(|e| e.to_string())?;
+            self.alike = begin_alike(&self.tokenizer, allowed);
             if let Some((opening, _)) = self.unless {
                 allowed[opening as usize / 32] |= 1 << (opening % 32);
             }
@@ -220,6 +225,17 @@ impl Form {
             }
         }
     }
+}
+
+/// Whether all tokens of a mask begin with the same byte. It reads as far as the first that does not.
+fn begin_alike(tokenizer: &Tokenizer, allowed: &[u32]) -> bool {
+    let words = allowed.iter().enumerate().filter(|(_, word)| **word != 0);
+    let ids = words.flat_map(|(at, word)| {
+        (0..32u32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at as u32 * 32 + bit)
+    });
+    let mut first = ids.map(|id| tokenizer.token_bytes(id).first());
+    let Some(one) = first.next() else { return false };
+    first.all(|other| other == one)
 }
 
 /// A text within an answer as the tokenizer cuts it, where that says the text and nothing else.

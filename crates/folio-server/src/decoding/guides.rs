@@ -312,7 +312,7 @@ pub(crate) mod tests {
         EngineHandle, EngineParts, Event, ModelExecutor, RulesRef, SchedulerConfig, SystemClock, WaitingFor,
     };
     use folio_kv::{CacheConfig, KvCache, default_policy};
-    use folio_text::{CallPlace, Grammars, Syntax};
+    use folio_text::{CallPlace, Grammars, Syntax, work};
 
     /// One token per printable character, and three more.
     pub(crate) fn tokenizer() -> Arc<Tokenizer> {
@@ -480,9 +480,31 @@ pub(crate) mod tests {
     fn an_answer_is_looked_ahead_for_so_far_and_no_further() {
         let rules = rules("a{9000}", Begin::default());
         let mut follower = Follower::new(&rules.form, &rules.begin, &rules.tokenizer, &rules.ends);
+        follower.look(&mut Vec::new()).expect("a mask");
         assert_eq!(follower.forced().len(), 9000);
         assert_eq!(follower.forced().len(), 9000, "some is left");
         assert_eq!(follower.forced(), Vec::<u32>::new());
+    }
+
+    /// A matcher has all that was said in it: where nothing is forced it is not copied to find that out.
+    #[test]
+    fn an_answer_is_followed_in_proportion_to_its_length() {
+        let rules = rules("[ab]*", Begin::default());
+        let steps = |tokens: usize| {
+            let mut follower = Follower::new(&rules.form, &rules.begin, &rules.tokenizer, &rules.ends);
+            let before = work::done();
+            for token in [id('a'), id('b')].into_iter().cycle().take(tokens) {
+                follower.look(&mut Vec::new()).expect("a mask");
+                assert_eq!(follower.forced(), Vec::<u32>::new());
+                follower.accept(token).expect("allowed");
+            }
+            work::done() - before
+        };
+        let (single, double) = (steps(500), steps(1000));
+        assert!(
+            double < 4096 || double * 10 <= single * 23,
+            "{single} steps, and {double} for twice as much"
+        );
     }
 
     #[test]

@@ -57,9 +57,9 @@ impl ResponseDriver {
             if is_over || events.is_empty() {
                 (turn_events, turn_bytes) = (0, 0);
             }
-            if !self.answered && self.slots.iter().all(|slot| slot.done) {
-                let bytes = match self.output {
-                    Output::Whole(_) => self.memory.gathered,
+            if !self.delivery.answered && self.slots.iter().all(|slot| slot.done) {
+                let bytes = match self.delivery.output {
+                    Output::Whole(_) => self.delivery.memory.gathered,
                     Output::Stream(_) => self.job.writer.owes(),
                 };
                 let bytes = bytes + self.job.writer.repeats();
@@ -72,7 +72,7 @@ impl ResponseDriver {
                 event = events.recv(), if running => match event {
                     Some(Delivered { prompt, event, at }) => {
                         let bytes = event_bytes(&event);
-                        self.memory.unread.release(bytes);
+                        self.delivery.memory.unread.release(bytes);
                         let bytes = bytes + self.opening_bytes(prompt, &event);
                         (turn_events, turn_bytes) = (turn_events + 1, turn_bytes + bytes);
                         let Some(done) = self.off_loop(bytes, move |driver| driver.event(prompt, event, at)).await else { return };
@@ -80,7 +80,7 @@ impl ResponseDriver {
                     }
                     None => {
                         self.slots.iter_mut().for_each(|slot| (slot.done, slot.ended) = (true, true));
-                        self.fail(ApiError::internal("the engine stopped before the request was finished"));
+                        self.delivery.fail(ApiError::internal("the engine stopped before the request was finished"));
                     }
                 },
                 Some((index, verdict)) = verdict::verdict(&mut self.judge), if judging => self.judged(index, verdict),
@@ -90,12 +90,10 @@ impl ResponseDriver {
             let Some(written) = self.catch_up().await else { return };
             self = written;
         }
-        self.abort.finished();
-        if let Some(ticket) = self.ticket.take() {
-            ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
-        }
-        if !self.failed {
-            let overhead = self.job.arrived.elapsed().saturating_sub(self.in_engine.took());
+        self.delivery.abort.finished();
+        self.accounting.settle();
+        if !self.delivery.failed {
+            let overhead = self.job.arrived.elapsed().saturating_sub(self.accounting.in_engine.took());
             self.metrics().overhead(overhead);
         }
         self.audit(&flight);
@@ -110,7 +108,7 @@ impl ResponseDriver {
             work(&mut self);
             return Some(self);
         }
-        let (generator, abort) = (self.generator.clone(), self.abort.clone());
+        let (generator, abort) = (self.generator.clone(), self.delivery.abort.clone());
         let tenant = self.tenant.id;
         let work = move || {
             giving_way(|| work(&mut self));
@@ -127,11 +125,11 @@ impl ResponseDriver {
     /// Writes what the writer put off, or why the stream ends.
     async fn catch_up(self) -> Option<Self> {
         let writer = &self.job.writer;
-        match (&self.refusal, writer.owes()) {
+        match (&self.delivery.refusal, writer.owes()) {
             (None, 0) => Some(self),
             (None, owed) => {
                 let write = |driver: &mut Self| {
-                    if let Output::Stream(events) = &driver.output {
+                    if let Output::Stream(events) = &driver.delivery.output {
                         driver.job.writer.catch_up(events);
                     }
                 };
@@ -167,20 +165,20 @@ impl ResponseDriver {
             Event::Prompt { cached_tokens, us, prompt_logprobs, kept } => {
                 // Before anything of the answer is shown; the figures are counted all the same.
                 if let Some(Err(reason)) = kept.as_deref() {
-                    self.fail(refused(reason, "cache.pin", "cache.pin"));
+                    self.delivery.fail(refused(reason, "cache.pin", "cache.pin"));
                 }
-                self.record.prompt(prompt, &self.job.prompts[prompt].tokens, cached_tokens, us);
-                self.usage.times.prompt = at - self.job.arrived;
+                self.accounting.record.prompt(prompt, &self.job.prompts[prompt].tokens, cached_tokens, us);
+                self.accounting.usage.times.prompt = at - self.job.arrived;
                 self.prompt_done(prompt, cached_tokens, prompt_logprobs);
             }
             Event::Token { choice, token } => {
                 let index = self.index(prompt, choice);
-                self.record.token(index, token.id, token.us);
+                self.accounting.record.token(index, token.id, token.us);
                 self.token(index, token, at);
             }
             Event::Pooled { vector } => {
                 let index = self.index(prompt, 0);
-                self.memory.gathered += gathered_vector_bytes(&vector);
+                self.delivery.memory.gathered += gathered_vector_bytes(&vector);
                 self.slots[index].whole.vector = vector;
             }
             Event::Finished { choice, reason, stop_token, error, timing } => {
@@ -189,12 +187,12 @@ impl ResponseDriver {
                 let slot = &self.slots[index];
                 let produced = slot.choice.tokens > 0 || !slot.whole.vector.is_empty();
                 // It also queues until the step under way ends and the engine takes it up.
-                let timing = Timing { arrived: self.in_engine.submitted, ..*timing };
+                let timing = Timing { arrived: self.accounting.in_engine.submitted, ..*timing };
                 self.metrics().timing(&timing, produced);
                 let of = (prompt, &self.job.prompts[prompt].tokens, index);
-                self.record.finished(of, reason, &timing);
+                self.accounting.record.finished(of, reason, &timing);
                 self.predicted(prompt, &timing);
-                self.in_engine.finished = self.in_engine.finished.max(timing.finished);
+                self.accounting.in_engine.finished = self.accounting.in_engine.finished.max(timing.finished);
                 self.ended(index, reason, stop_token, error);
             }
         }
@@ -203,7 +201,7 @@ impl ResponseDriver {
     /// Drafts of a choice that ended, for who asked for some: how many are verified depends on what else runs.
     fn predicted(&mut self, prompt: usize, timing: &Timing) {
         if timing.draft_tokens > 0 && self.job.generation.speculation.wants_drafts() {
-            let predicted = self.usage.predicted.get_or_insert_default();
+            let predicted = self.accounting.usage.predicted.get_or_insert_default();
             let speculation = self.job.prompts[prompt].speculation.as_ref();
             predicted.drafter = speculation.map_or("", |speculation| speculation.drafter().name());
             predicted.steps += u64::from(timing.draft_steps);
@@ -216,11 +214,11 @@ impl ResponseDriver {
     fn prompt_done(&mut self, prompt: usize, cached: u32, logprobs: Vec<TokenLogprobs>) {
         let job = &self.job.prompts[prompt];
         let tokens = job.tokens.len() as u64;
-        self.usage.prompt_tokens += tokens;
-        self.usage.cached_tokens += u64::from(cached);
+        self.accounting.usage.prompt_tokens += tokens;
+        self.accounting.usage.cached_tokens += u64::from(cached);
         self.metrics().prompt(tokens, u64::from(cached));
-        self.meter.prompt(tokens, cached.into());
-        self.ticket.iter_mut().for_each(Permit::started);
+        self.accounting.meter.prompt(tokens, cached.into());
+        self.accounting.ticket.iter_mut().for_each(Permit::started);
         let Generator { tenancy, served, .. } = &*self.generator;
         if self.job.reads_shared(job) {
             tenancy.shared.served(served, &job.tokens, cached);
@@ -231,9 +229,9 @@ impl ResponseDriver {
         let wanted = self.job.generation.prompt_logprobs.is_some() && !job.echo_logprobs;
         // Every choice shows them.
         let shown = self.shown_of_prompt(prompt, &logprobs);
-        self.memory.gathered += shown.saturating_mul(self.job.generation.n as usize);
+        self.delivery.memory.gathered += shown.saturating_mul(self.job.generation.n as usize);
         self.count_gathered();
-        if self.failed {
+        if self.delivery.failed {
             return;
         }
         let job = &self.job.prompts[prompt];
@@ -253,9 +251,10 @@ impl ResponseDriver {
                 }
             }
         }
-        if echo.is_none() && matches!(self.output, Output::Stream(_)) {
+        if echo.is_none() && matches!(self.delivery.output, Output::Stream(_)) {
             // Its frames are counted by themselves.
-            self.memory.gathered = self.memory.gathered.saturating_sub(shown.saturating_mul(n));
+            self.delivery.memory.gathered =
+                self.delivery.memory.gathered.saturating_sub(shown.saturating_mul(n));
         }
         self.reports[prompt] = Some(report);
     }
@@ -305,7 +304,7 @@ impl ResponseDriver {
     fn token(&mut self, index: usize, token: Token, at: Instant) {
         let metrics = &self.generator.observability.metrics;
         let slot = &mut self.slots[index];
-        if slot.done || slot.judged.over || self.failed {
+        if slot.done || slot.judged.over || self.delivery.failed {
             return;
         }
         match slot.last_token.replace(at) {
@@ -313,22 +312,23 @@ impl ResponseDriver {
             None => {
                 slot.first_token = Some(at);
                 metrics.first_token(at - self.job.arrived);
-                self.record.first_token(at - self.job.arrived);
+                self.accounting.record.first_token(at - self.job.arrived);
             }
         }
         let bytes = gathered_bytes(token.logprobs.as_ref());
         slot.hidden += bytes;
-        self.memory.gathered += bytes;
+        self.delivery.memory.gathered += bytes;
         let (before, thought) = (slot.choice.tokens, slot.choice.reasoning_tokens);
         let stopped = slot.choice.push(token);
         let counted = u64::from(slot.choice.tokens - before);
-        if let Some(tokens) = &mut self.usage.reasoning_tokens {
+        if let Some(tokens) = &mut self.accounting.usage.reasoning_tokens {
             *tokens += u64::from(slot.choice.reasoning_tokens - thought);
         }
-        self.usage.completion_tokens += counted;
-        self.usage.times.answer = (at - self.job.arrived).saturating_sub(self.usage.times.prompt);
+        self.accounting.usage.completion_tokens += counted;
+        self.accounting.usage.times.answer =
+            (at - self.job.arrived).saturating_sub(self.accounting.usage.times.prompt);
         metrics.generated(counted);
-        self.meter.generated(counted);
+        self.accounting.meter.generated(counted);
         match stopped {
             Some(_) => self.stop(index),
             None => self.flush(index),
@@ -354,11 +354,11 @@ impl ResponseDriver {
                 self.count(index, if reason == FinishReason::Cancelled { "abort" } else { "error" });
                 let message = error.as_deref().unwrap_or("the request was cancelled by the server");
                 return match reason {
-                    FinishReason::Deadline => self.fail(ApiError::deadline()),
+                    FinishReason::Deadline => self.delivery.fail(ApiError::deadline()),
                     _ if self.generator.load.is_draining() => {
-                        self.fail(ApiError::unavailable("the server is shutting down", 5));
+                        self.delivery.fail(ApiError::unavailable("the server is shutting down", 5));
                     }
-                    _ => self.fail(ApiError::internal(message)),
+                    _ => self.delivery.fail(ApiError::internal(message)),
                 };
             }
         };

@@ -1,12 +1,13 @@
 //! What an operator says of several models.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A model that is served on demand.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ModelProcess {
     /// What answers call it, first, other names, and patterns of such.
     pub names: Vec<String>,
@@ -33,8 +34,15 @@ pub struct ModelProcess {
     pub arguments: Vec<OsString>,
 }
 
+/// Without the arguments, among which there may be keys.
+impl fmt::Debug for ModelProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelProcess").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
 /// What is served, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RouterConfig {
     /// At least one.
     pub models: Vec<ModelProcess>,
@@ -51,4 +59,36 @@ pub struct RouterConfig {
     /// Requests that wait for a start or for room; 503 beyond.
     pub waiting: usize,
     pub version: &'static str,
+}
+
+/// Without the configuration, in which there may be keys.
+impl fmt::Debug for RouterConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouterConfig").field("models", &self.models).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::tests::model;
+    use super::*;
+
+    #[test]
+    fn keys_are_in_nothing_that_is_printed() {
+        let router = RouterConfig {
+            models: vec![ModelProcess {
+                arguments: vec!["--api-key".into(), "fk-hidden".into()],
+                ..model(&["a"], &[])
+            }],
+            program: "folio".into(),
+            configuration: "api-key = \"fk-hidden\"".into(),
+            memory_bytes: 1,
+            start_timeout: Duration::ZERO,
+            wait_timeout: Duration::ZERO,
+            waiting: 1,
+            version: "1",
+        };
+        let printed = format!("{router:?} {:?}", router.models);
+        assert!(printed.contains("[\"a\"]") && !printed.contains("hidden"), "{printed}");
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request};
 use folio_engine::SchedulerConfig;
-use folio_server::{Engine, ServerConfig};
+use folio_server::{Declared, Engine, Safety, ServerConfig, check};
 use serde_json::{Value, json};
 
 use super::{Client, EOS, FakeEngine, Reply, modelled, reply, tool_app};
@@ -297,4 +297,28 @@ fn frames(text: &str) -> Vec<Value> {
         }
     }
     out
+}
+
+/// A tenants file, or rules: a server could be started with them, or the error says what is wrong with which.
+pub fn declared(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let environment = |_: &str| Some("of the environment".to_owned());
+    let wrong = |error: String, file: &str| {
+        let named = error.strip_prefix("the server configuration is invalid: ");
+        assert!(named.is_some_and(|reason| reason.starts_with(file)), "{error}");
+    };
+    match Declared::parse(text, &environment) {
+        Ok(tenants) => {
+            assert!(tenants.tenants.iter().all(|tenant| tenant.weight > 0 && !tenant.name.is_empty()));
+            // Two tenants may have one key, or none.
+            if let Err(error) = check(&ServerConfig { tenants, ..Default::default() }) {
+                assert!(error.to_string().len() > 20, "{error}");
+            }
+        }
+        Err(error) => wrong(error.to_string(), "the tenants file: "),
+    }
+    match Safety::parse(text, &environment) {
+        Ok(safety) => assert!(!safety.to_string().is_empty()),
+        Err(error) => wrong(error.to_string(), "safety: "),
+    }
 }

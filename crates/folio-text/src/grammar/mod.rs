@@ -21,6 +21,7 @@ use llguidance::{JsonCompileOptions, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::tokenizer::Tokenizer;
+use crate::work;
 
 /// Brackets inside each other in a regular expression or grammar.
 pub(crate) const DEPTH_MAX: usize = 128;
@@ -102,6 +103,8 @@ pub struct Grammar {
 /// Follows one answer.
 pub struct Matcher {
     inner: llguidance::Matcher,
+    /// Tokens and bytes that it was told. All of it is in each copy.
+    told: usize,
 }
 
 /// What one step may cost; llguidance's own defaults, but for errors, which are for strangers.
@@ -162,20 +165,26 @@ impl Grammars {
 impl Grammar {
     /// A matcher of an empty answer.
     pub fn matcher(&self) -> Matcher {
-        Matcher { inner: self.fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone() }
+        Matcher { inner: self.fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone(), told: 0 }
     }
 }
 
 impl Clone for Matcher {
-    /// Neither knows of what the other is told.
+    /// Neither knows of what the other is told. O(what was said).
     fn clone(&self) -> Self {
-        Self { inner: self.inner.deep_clone() }
+        Self { inner: self.copied(), told: self.told }
     }
 }
 
 impl Matcher {
+    fn copied(&self) -> llguidance::Matcher {
+        work::add(self.told);
+        self.inner.deep_clone()
+    }
+
     /// `token`, which was allowed, was chosen.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        self.told += 1;
         if self.inner.is_stopped() {
             // Complete, and what was allowed is an end.
             return self.inner.get_error().map_or(Ok(()), |error| Err(short(error)));
@@ -192,16 +201,17 @@ impl Matcher {
         Ok(())
     }
 
-    /// The text that must come next, as far as nothing else may. O(that text).
+    /// The text that must come next, as far as nothing else may. O(what was said, and that text).
     pub fn forced(&self) -> Vec<u8> {
         // On a copy: what it was asked must not show in what it allows.
-        self.inner.deep_clone().compute_ff_bytes()
+        self.copied().compute_ff_bytes()
     }
 
     /// `text`, which was said before anything was allowed or forbidden, begins the answer. `false`: it cannot.
     pub fn begin(&mut self, text: &[u8]) -> bool {
         let Ok(env) = self.inner.tok_env() else { return false };
         let tokens = env.tok_trie().greedy_tokenize(text);
+        self.told += text.len();
         self.inner.try_consume_tokens(&tokens).is_ok_and(|taken| taken == tokens.len())
     }
 

@@ -93,7 +93,7 @@ impl ResponseDriver {
         let slot = &mut self.slots[index];
         slot.judged.asking = false;
         let mut asked = std::mem::take(&mut slot.judged.asked);
-        if slot.done || self.failed {
+        if slot.done || self.delivery.failed {
             slot.done = true;
             return;
         }

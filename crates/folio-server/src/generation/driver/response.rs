@@ -116,30 +116,74 @@ impl Memory {
     }
 }
 
-/// Follows one job.
-pub struct ResponseDriver {
-    pub generator: Arc<Generator>,
+/// What is counted of a request, and against whose limits.
+pub struct Accounting {
     /// Of the tenant that asked.
     pub meter: Arc<UsageMeter>,
     pub record: RequestRecord,
-    pub tenant: Tenant,
     /// Until the end.
     pub ticket: Option<Permit>,
-    pub job: Job,
+    pub usage: Usage,
+    pub in_engine: InEngine,
+}
+
+impl Accounting {
+    /// Every choice has ended: the limits are told what was used.
+    pub fn settle(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            ticket.settle(self.usage.prompt_tokens + self.usage.completion_tokens);
+        }
+    }
+}
+
+/// Where an answer goes, and what became of it.
+pub struct Delivery {
     pub abort: Abort,
     pub output: Output,
     pub memory: Memory,
-    /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
-    pub slots: Vec<Slot>,
-    pub reports: Vec<Option<PromptReport>>,
-    pub usage: Usage,
-    pub in_engine: InEngine,
     /// There is nothing to answer but an error.
     pub failed: bool,
     /// What a stream is still to be told of that.
     pub refusal: Option<ApiError>,
     /// The response is complete.
     pub answered: bool,
+}
+
+impl Delivery {
+    /// Ends what still runs, and tells the client, once: one that waits for the whole at once, one of a stream when its turn comes
+    /// ([`ResponseDriver::tell_refusal`]), since its last event may repeat much.
+    pub fn fail(&mut self, error: ApiError) {
+        if std::mem::replace(&mut self.failed, true) {
+            return;
+        }
+        self.abort.cancel();
+        match &mut self.output {
+            Output::Stream(_) => self.refusal = Some(error),
+            Output::Whole(sender) => {
+                if let Some(sender) = sender.take() {
+                    let _ = sender.send(Err(error));
+                }
+                self.close();
+            }
+        }
+    }
+
+    /// Ends the response; the task itself goes on until the engine is done.
+    pub fn close(&mut self) {
+        self.output = Output::Whole(None);
+    }
+}
+
+/// Follows one job.
+pub struct ResponseDriver {
+    pub generator: Arc<Generator>,
+    pub tenant: Tenant,
+    pub job: Job,
+    pub accounting: Accounting,
+    pub delivery: Delivery,
+    /// Prompt-major: choice `c` of prompt `p` is `p * n + c`.
+    pub slots: Vec<Slot>,
+    pub reports: Vec<Option<PromptReport>>,
     /// Who judges answers, where somebody does.
     pub judge: Option<Judge>,
 }
@@ -188,20 +232,24 @@ impl ResponseDriver {
         Self {
             generator,
             tenant,
-            ticket: Some(ticket),
-            meter,
-            record,
             job,
-            abort,
-            output,
-            memory: Memory { unread, gathered: 0, counted: 0 },
+            accounting: Accounting {
+                meter,
+                record,
+                ticket: Some(ticket),
+                usage,
+                in_engine: InEngine { submitted, finished: submitted },
+            },
+            delivery: Delivery {
+                abort,
+                output,
+                memory: Memory { unread, gathered: 0, counted: 0 },
+                failed: false,
+                refusal: None,
+                answered: false,
+            },
             slots,
             reports,
-            usage,
-            in_engine: InEngine { submitted, finished: submitted },
-            failed: false,
-            refusal: None,
-            answered: false,
             judge: judge.map(Judge::new),
         }
     }
@@ -212,7 +260,7 @@ impl ResponseDriver {
 
     /// Ends the answer where what it takes is too much.
     pub fn count_gathered(&mut self) {
-        if self.memory.count() || self.failed || self.answered {
+        if self.delivery.memory.count() || self.delivery.failed || self.delivery.answered {
             return;
         }
         for index in 0..self.slots.len() {
@@ -222,11 +270,11 @@ impl ResponseDriver {
                 self.count(index, "abort");
             }
         }
-        if let Output::Stream(events) = &self.output {
+        if let Output::Stream(events) = &self.delivery.output {
             events.cut();
         }
-        self.memory.clear();
-        self.fail(self.memory.unread.refusal());
+        self.delivery.memory.clear();
+        self.delivery.fail(self.delivery.memory.unread.refusal());
     }
 
     /// What was computed for whom, and how it ended.
@@ -241,11 +289,11 @@ impl ResponseDriver {
                 "key": &*self.tenant.key,
                 "model": self.job.generation.model(self.generator.served.name()),
                 "prompts": self.job.prompts.len(),
-                "prompt_tokens": self.usage.prompt_tokens,
-                "cached_tokens": self.usage.cached_tokens,
-                "completion_tokens": self.usage.completion_tokens,
+                "prompt_tokens": self.accounting.usage.prompt_tokens,
+                "cached_tokens": self.accounting.usage.cached_tokens,
+                "completion_tokens": self.accounting.usage.completion_tokens,
                 "finish_reasons": ends.collect::<Vec<_>>(),
-                "failed": self.failed,
+                "failed": self.delivery.failed,
                 "ms": self.job.arrived.elapsed().as_millis() as u64,
             }),
         );
@@ -261,15 +309,15 @@ impl ResponseDriver {
 
     /// A choice begins.
     pub fn open(&mut self, index: usize, report: &PromptReport) {
-        if let Output::Stream(events) = &self.output {
-            self.job.writer.opening(index as u32, report, self.usage, events);
+        if let Output::Stream(events) = &self.delivery.output {
+            self.job.writer.opening(index as u32, report, self.accounting.usage, events);
         }
     }
 
     pub fn cancel(&mut self, index: usize) {
         let prompt = self.prompt_of(index);
         let choice = index as u32 - (prompt as u32) * self.job.generation.n;
-        self.abort.cancel_choice(prompt, choice);
+        self.delivery.abort.cancel_choice(prompt, choice);
     }
 
     /// Counts a choice, and its prompt when this was the last of it.
@@ -297,7 +345,7 @@ impl ResponseDriver {
     }
 
     pub fn show(&mut self, index: usize, delta: Delta) {
-        if self.failed {
+        if self.delivery.failed {
             return;
         }
         let slot = &mut self.slots[index];
@@ -305,11 +353,11 @@ impl ResponseDriver {
         if self.judge.is_none() || slot.done {
             shown += std::mem::take(&mut slot.hidden);
         }
-        match &self.output {
+        match &self.delivery.output {
             Output::Stream(events) => {
-                self.memory.gathered -= shown;
+                self.delivery.memory.gathered -= shown;
                 let finish = slot.done.then(|| slot.choice.finish()).flatten();
-                self.job.writer.delta(index as u32, &delta, finish, self.usage, events);
+                self.job.writer.delta(index as u32, &delta, finish, self.accounting.usage, events);
             }
             Output::Whole(_) => slot.whole.append(delta),
         }
@@ -317,14 +365,14 @@ impl ResponseDriver {
 
     /// Everybody is done.
     pub fn answer(&mut self) {
-        self.answered = true;
-        if self.failed {
+        self.delivery.answered = true;
+        if self.delivery.failed {
             return;
         }
-        self.abort.finished();
-        self.usage.times.total = self.job.arrived.elapsed();
-        match &mut self.output {
-            Output::Stream(events) => self.job.writer.closing(self.usage, events),
+        self.delivery.abort.finished();
+        self.accounting.usage.times.total = self.job.arrived.elapsed();
+        match &mut self.delivery.output {
+            Output::Stream(events) => self.job.writer.closing(self.accounting.usage, events),
             Output::Whole(sender) => {
                 let n = self.job.generation.n as usize;
                 let choices = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
@@ -335,44 +383,22 @@ impl ResponseDriver {
                         prompt: self.reports[index / n].clone(),
                     })
                 });
-                let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.usage);
-                self.memory.gathered = json.len();
+                let json = self.job.writer.whole(&choices.collect::<Vec<_>>(), self.accounting.usage);
+                self.delivery.memory.gathered = json.len();
                 if let Some(sender) = sender.take() {
-                    let _ = sender.send(Ok(Whole { json, _unread: vec![self.memory.unread.clone()] }));
+                    let _ =
+                        sender.send(Ok(Whole { json, _unread: vec![self.delivery.memory.unread.clone()] }));
                 }
             }
         }
-        self.close();
-    }
-
-    /// Ends what still runs, and tells the client, once: one that waits for the whole at once, one of a stream when its turn comes
-    /// ([`Self::tell_refusal`]), since its last event may repeat much.
-    pub fn fail(&mut self, error: ApiError) {
-        if std::mem::replace(&mut self.failed, true) {
-            return;
-        }
-        self.abort.cancel();
-        match &mut self.output {
-            Output::Stream(_) => self.refusal = Some(error),
-            Output::Whole(sender) => {
-                if let Some(sender) = sender.take() {
-                    let _ = sender.send(Err(error));
-                }
-                self.close();
-            }
-        }
+        self.delivery.close();
     }
 
     /// Tells a stream why it ends.
     pub fn tell_refusal(&mut self) {
-        if let (Some(error), Output::Stream(events)) = (self.refusal.take(), &self.output) {
+        if let (Some(error), Output::Stream(events)) = (self.delivery.refusal.take(), &self.delivery.output) {
             self.job.writer.failed(&error, events);
         }
-        self.close();
-    }
-
-    /// Ends the response; the task itself goes on until the engine is done.
-    pub fn close(&mut self) {
-        self.output = Output::Whole(None);
+        self.delivery.close();
     }
 }
