@@ -97,8 +97,10 @@ fn tame(format: BlockFormat, block: &mut [u8], random: &mut Bytes) {
         BlockFormat::Q6_K => scale(208, block),
         BlockFormat::MXFP4 => block[0] = 120 + block[0] % 8,
         _ => {
-            let d = (f32::from(random.byte()) - 100.0) / 1000.0;
-            block[..4].copy_from_slice(&d.to_le_bytes());
+            let scales = if format == BlockFormat::Fp4x16 { &mut block[..8] } else { &mut block[..4] };
+            for scale in scales.as_chunks_mut::<4>().0 {
+                *scale = ((f32::from(random.byte()) - 100.0) / 1000.0).to_le_bytes();
+            }
             if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
                 block[4] %= 17;
             }

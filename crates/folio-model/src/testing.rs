@@ -134,6 +134,8 @@ pub const QUANTIZED: &[&str] = &[
     "ct_w8a8",
     "ct_fp8",
     "ct_mxfp4",
+    "ct_nvfp4",
+    "modelopt_nvfp4",
     "fp8_block",
     "fp8_tensor",
     "fp8_experts",

@@ -28,6 +28,7 @@
 //! | [`Mx`] | 32 | exponents 16 x u8, codes |
 //! | [`Super`] | 256 | `d` 16 x f16, with minima `min` 16 x f16, then 8 times: 1 or 2 scales 16 x i8, as many minima 16 x i8, codes |
 //! | [`Grouped`] | 32 or 128 | `d` 16 x f32, with zeros `z` 16 x u8, codes of each 32 columns |
+//! | [`Halves`] | 32 | `d` of columns 0 to 15 and of the others, 16 x f32 each, codes |
 //!
 //! | block format | form | codes |
 //! |---|---|---|
@@ -42,6 +43,7 @@
 //! | Int4x32, Int4x128 | [`Grouped`] | [`Signed4`] |
 //! | Uint4x32, Uint4x128 | [`Grouped`] with zeros; the minimum is `-(d * z)` | [`Unsigned4`] |
 //! | Int8x32, Int8x128 | [`Grouped`] | [`Signed8`] |
+//! | Fp4x16 | [`Halves`] | [`E2m1`] |
 //! | Fp8x32, Fp8x128 | none: floats, see `plain` | |
 //!
 //! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2 more).
@@ -96,8 +98,8 @@ pub(crate) struct Scales {
     pub(crate) d: u16,
     /// f16 bits of the unit of minima, or of the minimum.
     pub(crate) min: u16,
-    /// f32 bits, of Folio's own formats.
-    pub(crate) d32: u32,
+    /// f32 bits, of Folio's own formats; the second of columns 16 to 31, where they have one.
+    pub(crate) d32: [u32; 2],
     /// The zero of those that have one.
     pub(crate) zero: u8,
     /// The exponent of MXFP4.
@@ -123,6 +125,10 @@ pub(crate) struct Mx<C>(std::marker::PhantomData<C>);
 /// `BLOCKS` times 32 columns under one f32 `d`, perhaps one zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Grouped<C, const BLOCKS: usize, const ZEROS: bool>(std::marker::PhantomData<C>);
+
+/// 32 columns, an f32 `d` for each half of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Halves<C>(std::marker::PhantomData<C>);
 
 /// 256 columns under one f16 `d`, perhaps one f16 `min`.
 #[derive(Clone, Copy)]
@@ -220,10 +226,37 @@ impl<C: Codes, const BLOCKS: usize, const ZEROS: bool> Form for Grouped<C, BLOCK
         [S::sub(S::splat(0.0), products); 2]
     }
     fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
-        put_at(record, 0, row, source.d32.to_le_bytes());
+        put_at(record, 0, row, source.d32[0].to_le_bytes());
         if ZEROS {
             put_at(record, Self::ZEROS_AT, row, [source.zero]);
         }
+    }
+}
+
+impl<C: Codes> Form for Halves<C> {
+    type C = C;
+    const BYTES: usize = 2 * 4 * LANES + C::BYTES;
+    const BLOCKS: usize = 1;
+    const HALVES: bool = true;
+    const MINIMA: bool = false;
+    const COMMON: bool = false;
+
+    #[inline(always)]
+    fn codes_at(_: usize) -> usize {
+        2 * 4 * LANES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        // SAFETY: the record starts with twice 16 f32.
+        unsafe { [S::load(record.cast()), S::load(record.cast::<f32>().add(LANES))] }
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(_: *const u8, _: usize) -> [S::V; 2] {
+        [S::splat(0.0); 2]
+    }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        put_at(record, 0, row, source.d32[0].to_le_bytes());
+        put_at(record, 4 * LANES, row, source.d32[1].to_le_bytes());
     }
 }
 
@@ -325,7 +358,7 @@ codes! {
     Signed6: 6 bits, lift 32, top 63;
     /// The 16 values of IQ4_NL.
     Iq4: 4 bits, lift 128, top 241, table lift(IQ4_VALUES, 128);
-    /// The 16 values of MXFP4, doubled.
+    /// The 16 values of MXFP4 and Fp4x16, doubled.
     E2m1: 4 bits, lift 16, top 28, table lift(MXFP4_VALUES, 16);
 }
 
@@ -367,6 +400,7 @@ pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output 
         BlockFormat::Uint4x128 => task.run::<Grouped<Unsigned4, 4, true>>(),
         BlockFormat::Int8x32 => task.run::<Grouped<Signed8, 1, false>>(),
         BlockFormat::Int8x128 => task.run::<Grouped<Signed8, 4, false>>(),
+        BlockFormat::Fp4x16 => task.run::<Halves<E2m1>>(),
         BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 has no integers"),
     }
 }

@@ -85,8 +85,12 @@ impl Source {
                 s.read_nibbles(b, &b[5..]);
             }
             BlockFormat::Int8x32 | BlockFormat::Int8x128 => {
-                s.scales.d32 = u32_at(b);
+                s.scales.d32[0] = u32_at(b);
                 s.codes[..b.len() - 4].copy_from_slice(&b[4..]);
+            }
+            BlockFormat::Fp4x16 => {
+                s.scales.d32 = [u32_at(b), u32_at(&b[4..])];
+                nibbles(&b[8..], &mut s.codes);
             }
             BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 is packed as floats"),
         }
@@ -95,7 +99,7 @@ impl Source {
 
     /// An f32, and runs of 32 nibbles.
     fn read_nibbles(&mut self, b: &[u8], runs: &[u8]) {
-        self.scales.d32 = u32_at(b);
+        self.scales.d32[0] = u32_at(b);
         for (run, codes) in runs.chunks_exact(16).zip(self.codes.chunks_exact_mut(32)) {
             nibbles(run, codes);
         }
@@ -281,8 +285,11 @@ pub(crate) mod tests {
             }
             _ if format.ggml_type().is_none() => {
                 // Bits that no f16 has.
-                let x = u32_at(block) as f32 / u32::MAX as f32 * 0.02 - 0.01;
-                block[..4].copy_from_slice(&x.to_le_bytes());
+                let scales = if format == BlockFormat::Fp4x16 { &mut block[..8] } else { &mut block[..4] };
+                for scale in scales.as_chunks_mut::<4>().0 {
+                    let x = u32_at(scale) as f32 / u32::MAX as f32 * 0.02 - 0.01;
+                    *scale = x.to_le_bytes();
+                }
                 if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
                     block[4] %= 17;
                 }

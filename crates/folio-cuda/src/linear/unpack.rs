@@ -3,7 +3,7 @@
 //! Owns: what a block's numbers are as the kernels take them. Invariant: the products and sums, each rounded to f32, give exactly what
 //! [`BlockFormat::decode`] gives, but for a NaN among e4m3 codes, which makes its whole group NaN.
 
-use folio_model::quant::{BlockFormat, k_scale_min, mxfp4_scale, q3_k_scale};
+use folio_model::quant::{BlockFormat, MXFP4_VALUES, k_scale_min, mxfp4_scale, q3_k_scale};
 use half::f16;
 
 /// What codes stand for.
@@ -44,7 +44,8 @@ impl WeightLayout {
             BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::Int8x32 => (Codes::Eight, 32, false),
             BlockFormat::Int8x128 => (Codes::Eight, 128, false),
             BlockFormat::Q5_1 | BlockFormat::Q5_K => (Codes::Eight, 32, true),
-            BlockFormat::Q6_K => (Codes::Eight, 16, false),
+            // A byte each: no kernel has nibbles of E2M1 with a scale per 16.
+            BlockFormat::Q6_K | BlockFormat::Fp4x16 => (Codes::Eight, 16, false),
             BlockFormat::IQ4_NL | BlockFormat::IQ4_XS => (Codes::Iq4, 32, false),
             BlockFormat::MXFP4 => (Codes::Mx4, 32, false),
             BlockFormat::Fp8x32 => (Codes::Fp8, 32, false),
@@ -112,6 +113,11 @@ pub fn unpack(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
         BlockFormat::MXFP4 => {
             scales[0] = mxfp4_scale(block[0]);
             nibbles(&block[1..], codes);
+        }
+        BlockFormat::Fp4x16 => {
+            (scales[0], scales[1]) = (single(block), single(&block[4..]));
+            nibbles(&block[8..], codes);
+            codes.iter_mut().for_each(|code| *code = MXFP4_VALUES[usize::from(*code)] as u8);
         }
         BlockFormat::Int4x32 | BlockFormat::Int4x128 => {
             scales[0] = single(block);
@@ -212,7 +218,7 @@ fn super_block(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use folio_model::quant::{IQ4_VALUES, MXFP4_VALUES};
+    use folio_model::quant::IQ4_VALUES;
 
     use super::*;
 

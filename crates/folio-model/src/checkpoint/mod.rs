@@ -40,6 +40,8 @@ use crate::weights::{Pick, TensorSpec, weight_specs};
 
 pub(crate) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
+/// What ModelOpt wrote beside a config.json that says nothing of quantization.
+const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
 const HEAD: &str = "lm_head.weight";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -189,6 +191,11 @@ impl Checkpoint {
         };
         let config_name = source.display(CONFIG);
         let mut config = Config::parse(&config_name, &config_text)?;
+        if config.quantization.is_none()
+            && let Some(text) = source.read(HF_QUANT_CONFIG)?
+        {
+            config.quantization = quantized::parse_hf_quant_config(&source.display(HF_QUANT_CONFIG), &text)?;
+        }
         let map = json::parse_object(&config_name, &config_text)?;
         let own = source.read(GENERATION)?;
         let own_name = source.display(GENERATION);

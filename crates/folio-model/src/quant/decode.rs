@@ -31,6 +31,7 @@ impl BlockFormat {
             BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => uint4,
             BlockFormat::Int8x32 | BlockFormat::Int8x128 => int8,
             BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => fp8,
+            BlockFormat::Fp4x16 => fp4,
         };
         for (block, out) in bytes.chunks_exact(self.bytes()).zip(out.chunks_exact_mut(self.values())) {
             one(block, out);
@@ -41,7 +42,7 @@ impl BlockFormat {
 /// What the 16 codes of IQ4_NL and IQ4_XS stand for.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// What the 16 codes of MXFP4 (E2M1) stand for, doubled so that they are integers.
+/// What the 16 codes of MXFP4 and Fp4x16 (E2M1) stand for, doubled so that they are integers.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// The scale of an MXFP4 block, `2^(e - 128)`: half of what E8M0 means, since [`MXFP4_VALUES`] are doubled.
@@ -247,6 +248,11 @@ fn fp8(block: &[u8], out: &mut [f32]) {
     }
 }
 
+fn fp4(block: &[u8], out: &mut [f32]) {
+    let d = [single(block), single(&block[4..])];
+    nibbles(&block[8..], out, |i, q| d[i / 16] * f32::from(MXFP4_VALUES[usize::from(q)]));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,6 +303,24 @@ mod tests {
             of(BlockFormat::Int8x32, BlockFormat::Int8x128).decode(&block, &mut out);
             for (i, x) in out.iter().enumerate() {
                 assert_eq!(*x, d * f32::from(byte(i) as i8));
+            }
+        }
+    }
+
+    /// Every code of E2M1 by its definition, under either scale.
+    #[test]
+    fn halves_of_e2m1_have_a_scale_each() {
+        for scales in [[1.0f32, 0.0371], [-7.7e-6, 1.3e36], [f32::from_bits(0x3f80_0001), 0.0]] {
+            let halved = scales.map(|scale| (scale / 2.0).to_le_bytes()).concat();
+            // Both halves have all codes, the second in the other order.
+            let block: Vec<u8> = halved.into_iter().chain((0..16).map(|i| i | (15 - i) << 4)).collect();
+            let mut out = [9.0; 32];
+            BlockFormat::Fp4x16.decode(&block, &mut out);
+            for (i, x) in out.into_iter().enumerate() {
+                let code = if i < 16 { i } else { 31 - i };
+                let (e, m) = (code as i32 >> 1 & 3, (code & 1) as f32);
+                let size = if e == 0 { m / 2.0 } else { (1.0 + m / 2.0) * 2f32.powi(e - 1) };
+                assert_eq!(x, scales[i / 16] * if code > 7 { -size } else { size }, "{scales:?} {i}");
             }
         }
     }

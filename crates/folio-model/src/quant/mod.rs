@@ -70,7 +70,7 @@ impl fmt::Display for Encoding {
 /// (low) and value `i + 16` (high). Those of 256 values have scales of their own for every 16 or 32 values, themselves in
 /// units of `d`.
 ///
-/// Folio's own (`Int4x32` to `Fp8x128`) are what quantized safetensors checkpoints are re-expressed in: the kind of code, and
+/// Folio's own (`Int4x32` to `Fp4x16`) are what quantized safetensors checkpoints are re-expressed in: the kind of code, and
 /// how many values share a scale. No file holds them. `d` is an f32, because checkpoints have scales in f16, bf16 and f32;
 /// each run of 32 nibbles is 16 bytes in pairs as above; numbers are little endian.
 #[allow(non_camel_case_types, reason = "the field's own names")]
@@ -125,10 +125,13 @@ pub enum BlockFormat {
     Fp8x32,
     /// 128 values: `d`, 128 codes of e4m3fn, likewise.
     Fp8x128,
+    /// 32 values: `d` of the first 16, `d` of the others, 16 bytes of nibbles (E2M1). `x = d * value`, with `value` of
+    /// [`MXFP4_VALUES`], so that `d` is half of a checkpoint's scale.
+    Fp4x16,
 }
 
 impl BlockFormat {
-    pub const ALL: [BlockFormat; 21] = [
+    pub const ALL: [BlockFormat; 22] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -150,6 +153,7 @@ impl BlockFormat {
         BlockFormat::Int8x128,
         BlockFormat::Fp8x32,
         BlockFormat::Fp8x128,
+        BlockFormat::Fp4x16,
     ];
 
     /// The formats that GGUF files have.
@@ -188,6 +192,7 @@ impl BlockFormat {
             BlockFormat::Int8x128 => 133,
             BlockFormat::Fp8x32 => 134,
             BlockFormat::Fp8x128 => 135,
+            BlockFormat::Fp4x16 => 136,
             _ => match self.ggml_type() {
                 Some(number) => 16 + number as u8,
                 None => unreachable!(),
@@ -208,7 +213,8 @@ impl BlockFormat {
             | BlockFormat::Int4x32
             | BlockFormat::Uint4x32
             | BlockFormat::Int8x32
-            | BlockFormat::Fp8x32 => 32,
+            | BlockFormat::Fp8x32
+            | BlockFormat::Fp4x16 => 32,
             BlockFormat::Int4x128 | BlockFormat::Uint4x128 | BlockFormat::Int8x128 | BlockFormat::Fp8x128 => {
                 128
             }
@@ -243,6 +249,7 @@ impl BlockFormat {
             BlockFormat::Uint4x128 => 5 + 64,
             BlockFormat::Int8x32 | BlockFormat::Fp8x32 => 4 + 32,
             BlockFormat::Int8x128 | BlockFormat::Fp8x128 => 4 + 128,
+            BlockFormat::Fp4x16 => 2 * 4 + 16,
         }
     }
 }
@@ -256,7 +263,7 @@ mod tests {
     fn tags_stay_what_they_were() {
         let tags = BlockFormat::ALL.map(BlockFormat::tag);
         let want =
-            [18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 55, 128, 129, 130, 131, 132, 133, 134, 135];
+            [18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 55, 128, 129, 130, 131, 132, 133, 134, 135, 136];
         assert_eq!(tags, want);
         assert_eq!(BlockFormat::of_ggml().count(), 13);
     }
