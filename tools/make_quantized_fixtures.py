@@ -354,10 +354,13 @@ GPT_OSS = (plain.GptOssConfig, plain.GptOssForCausalLM)
 QWEN3_MOE = (plain.Qwen3MoeConfig, plain.Qwen3MoeForCausalLM)
 DEEPSEEK = (plain.DeepseekV3Config, plain.DeepseekV3ForCausalLM)
 PHI3 = (plain.Phi3Config, plain.Phi3ForCausalLM)
+ERNIE = (plain.Ernie4_5Config, plain.Ernie4_5ForCausalLM)
 
 # name -> (classes, configuration, type of the rest, quantization, files)
 FIXTURES = {
     "awq": (LLAMA, base(128, 256), HALF, Awq(128), 1),
+    # Rows of q and k are put in another order.
+    "awq_neighbours": (ERNIE, base(64, 96, head_dim=16, num_key_value_heads=2, use_bias=False), HALF, Awq(32), 1),
     "gptq_act_order": (QWEN2, base(96, 160), HALF, Gptq(4, 32, False, True, "gptq"), 1),
     "gptq_v2": (MISTRAL, base(128, 256, sliding_window=None), HALF, Gptq(4, -1, True, False, "gptq_v2", extra_bias=True), 1),
     "gptq_8bit": (LLAMA, base(64, 96, vocab_size=104, tie_word_embeddings=False), HALF,
@@ -410,6 +413,13 @@ def order_of(name, seed):
     return int.from_bytes(hashlib.sha256(f"{stem} {seed}".encode()).digest()[:4], "little")
 
 
+def as_read(config, name, weight):
+    """Rows of q and k of a model that rotates neighbours, in the order of one that rotates halves."""
+    if config.model_type != "ernie4_5" or not name.endswith(("q_proj", "k_proj")):
+        return weight
+    return weight.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
 def quantized(name, seed):
     """A model with the values of its quantized weights, the stored tensors, and the matrices among them."""
     (config_class, model_class), settings, dtype, scheme, _ = FIXTURES[name]
@@ -430,7 +440,7 @@ def quantized(name, seed):
             weight = scheme.dequantize(module_name, parts, *module.weight.shape).contiguous()
             module.weight.copy_(weight)
             tensors.update({f"{module_name}.{part}": tensor.contiguous() for part, tensor in parts.items()})
-            values[f"{module_name}.weight"] = weight
+            values[f"{module_name}.weight"] = as_read(config, module_name, weight)
         for key, parameter in model.named_parameters() if isinstance(scheme, Mxfp4) else ():
             if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 continue

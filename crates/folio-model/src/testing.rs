@@ -126,6 +126,7 @@ pub const LATENT: &[&str] =
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
 pub const QUANTIZED: &[&str] = &[
     "awq",
+    "awq_neighbours",
     "gptq_act_order",
     "gptq_v2",
     "gptq_8bit",

@@ -93,6 +93,7 @@ fn formats_follow_the_scheme() {
     use BlockFormat::*;
     for (name, module, format, ordered) in [
         ("awq", "self_attn.q_proj", Uint4x128, false),
+        ("awq_neighbours", "self_attn.k_proj", Uint4x32, false),
         ("gptq_act_order", "mlp.down_proj", Uint4x32, true),
         ("gptq_v2", "mlp.down_proj", Int4x128, false),
         ("gptq_8bit", "self_attn.q_proj", Int8x32, true),

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use digest::Digest;
 pub use generation::GenerationConfig;
-use gguf::{Metadata, open};
+use gguf::{Metadata, RowOrder, open};
 pub use pooling::{POOLING_FILES, Pooling};
 use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
@@ -120,9 +120,13 @@ impl<'a> Tensor<'a> {
                 let bytes = stacked.read(self.stored, self.shape, size);
                 Ok(Values { bytes: Cow::Owned(bytes), order: None })
             }
-            Form::Quantized(matrix) => {
+            Form::Quantized(matrix, order) => {
                 let made = matrix.make(self.shards)?;
-                Ok(Values { bytes: Cow::Owned(made.bytes), order: made.order })
+                let bytes = match order {
+                    RowOrder::AsStored => made.bytes,
+                    order => order.arranged(&made.bytes, matrix.shape[0]).into_owned(),
+                };
+                Ok(Values { bytes: Cow::Owned(bytes), order: made.order })
             }
         }
     }
@@ -211,7 +215,8 @@ impl Checkpoint {
         // Nothing reads logits, so any matrix of that shape does.
         config.tied |= only_embeds;
         if stored {
-            shards::apply_names(&config, &mut shards, &mut tensors)?;
+            shards::apply_names(&config, &mut shards, &mut tensors);
+            experts::find_apart(&mut config, &tensors);
             experts::apply(&config, &source.location(), &mut shards, &mut tensors)?;
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         }
@@ -353,8 +358,8 @@ impl Checkpoint {
         })?;
         // A matrix's or vector's first size is its rows; what the configuration asks for has at least one. A number is one.
         let whole = |rows: &usize| match &entry.form {
-            Form::Rows(order) => order.fits(*rows),
-            Form::Experts(_) | Form::Quantized(_) => true,
+            Form::Rows(order) | Form::Quantized(_, order) => order.fits(*rows),
+            Form::Experts(_) => true,
         };
         if !whole(entry.shape.first().unwrap_or(&1)) {
             return Err(ModelError::Damaged {
@@ -380,7 +385,7 @@ impl Checkpoint {
         let Ok((shard, entry)) = self.find(tensor) else { return };
         match &entry.form {
             Form::Rows(_) | Form::Experts(_) => shard.storage.release(entry.range.clone()),
-            Form::Quantized(matrix) => {
+            Form::Quantized(matrix, _) => {
                 for piece in matrix.pieces() {
                     self.shards[piece.shard].storage.release(piece.range.clone());
                 }

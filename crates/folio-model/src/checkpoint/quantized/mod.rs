@@ -37,6 +37,7 @@ pub use matrix::Matrix;
 pub use modelopt::parse_hf_quant_config;
 pub(super) use mxfp4::rows as mxfp4_rows;
 
+use super::gguf::RowOrder;
 use super::json::Fields;
 use super::shards::{Entry, Form, Index, Shard};
 use crate::config::Config;
@@ -177,7 +178,7 @@ fn make(
                 index.remove(&piece.name);
             }
             let codes = &matrix.codes.piece;
-            let (shard, entry) = (codes.shard, entry(&matrix));
+            let (shard, entry) = (codes.shard, entry(&matrix, shards));
             index.insert(part.name.clone(), shard);
             shards[shard].entries.insert(part.name.clone(), entry);
         }
@@ -191,13 +192,19 @@ fn make(
     Ok(())
 }
 
-fn entry(matrix: &Matrix) -> Entry {
+/// The matrix as one tensor, whose rows are in the order of those of its codes.
+fn entry(matrix: &Matrix, shards: &[Shard]) -> Entry {
+    let codes = &matrix.codes.piece;
+    let order = match shards[codes.shard].entries.get(&codes.name).map(|entry| &entry.form) {
+        Some(Form::Rows(order)) => *order,
+        _ => RowOrder::AsStored,
+    };
     Entry {
-        stored_name: matrix.codes.piece.name.clone(),
+        stored_name: codes.name.clone(),
         encoding: Ok(Encoding::Block(matrix.format)),
         shape: matrix.shape.to_vec(),
-        range: matrix.codes.piece.range.clone(),
-        form: Form::Quantized(Box::new(matrix.clone())),
+        range: codes.range.clone(),
+        form: Form::Quantized(Box::new(matrix.clone()), order),
     }
 }
 
