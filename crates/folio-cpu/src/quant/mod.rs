@@ -38,6 +38,8 @@
 //! | IQ4_NL, MXFP4 | [`Simple`], [`Mx`] | [`Iq4`], [`E2m1`] |
 //! | Q4_K, Q5_K | [`Super`] with minima | [`Unsigned4`], [`Unsigned5`] |
 //! | IQ4_XS | [`Super`] | [`Iq4`] |
+//! | IQ3_XXS, IQ3_S | [`Super`] | [`Iq3Xxs`], [`Iq3S`] |
+//! | IQ2_XXS, IQ2_XS, IQ2_S, IQ1_S, IQ1_M | [`Super`], a scale per 16 columns | [`Iq2`], [`Iq1`] |
 //! | Q2_K | [`Super`] with minima, a scale per 16 columns | [`Unsigned4`] |
 //! | Q3_K, Q6_K | [`Super`], a scale per 16 columns | [`Signed4`], [`Signed6`] |
 //! | Int4x32, Int4x128 | [`Grouped`] | [`Signed4`] |
@@ -46,14 +48,17 @@
 //! | Fp4x16 | [`Halves`] | [`E2m1`] |
 //! | Fp8x32, Fp8x128 | none: floats, see `plain` | |
 //!
-//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2 more).
+//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2.5 more; i-quants of 1 to 3 bits: 4.3 or 4.6 in
+//! all).
 
 pub(crate) mod activations;
 pub(crate) mod pack;
 pub(crate) mod quantize;
 pub(crate) mod tile;
 
-use folio_model::quant::{BlockFormat, IQ4_VALUES, MXFP4_VALUES};
+use folio_model::quant::{
+    BlockFormat, IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IQ4_VALUES, MXFP4_VALUES,
+};
 
 use crate::simd::dot::Codes;
 use crate::simd::{LANES, Simd};
@@ -272,7 +277,7 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Super<C, HALVES, MINIMA> 
         Self::HEAD + block * Self::BLOCK
     }
 
-    /// 16 f16 at `unit` times the bytes of each part at `at`; exact.
+    /// 16 f16 at `unit` times the bytes of each part at `at`, times what codes are in; exact.
     ///
     /// # Safety
     /// Both lie in the record.
@@ -280,7 +285,10 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Super<C, HALVES, MINIMA> 
     unsafe fn products<S: Simd>(record: *const u8, unit: usize, at: usize) -> [S::V; 2] {
         // SAFETY: the contract of this function.
         unsafe {
-            let unit = S::f16(record.add(unit).cast());
+            let mut unit = S::f16(record.add(unit).cast());
+            if C::UNIT != 1.0 {
+                unit = S::mul(unit, S::splat(C::UNIT));
+            }
             let first = S::mul(unit, S::i8(record.add(at).cast()));
             if HALVES { [first, S::mul(unit, S::i8(record.add(at + LANES).cast()))] } else { [first; 2] }
         }
@@ -330,7 +338,8 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Form for Super<C, HALVES,
 
 /// Declares what codes are.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident: $bits:literal bits, lift $lift:literal, top $top:literal $(, table $table:expr)?;)*) => {
+    ($($(#[$doc:meta])*
+    $name:ident: $bits:literal bits, lift $lift:literal, top $top:literal $(, table $table:expr)? $(, unit $unit:expr)?;)*) => {
         $($(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -339,6 +348,7 @@ macro_rules! codes {
             const LIFT: u8 = $lift;
             const TOP: u8 = $top;
             $(const TABLE: Option<[u8; 16]> = Some($table);)?
+            $(const UNIT: f32 = $unit;)?
         })*
     };
 }
@@ -360,6 +370,14 @@ codes! {
     Iq4: 4 bits, lift 128, top 241, table lift(IQ4_VALUES, 128);
     /// The 16 values of MXFP4 and Fp4x16, doubled.
     E2m1: 4 bits, lift 16, top 28, table lift(MXFP4_VALUES, 16);
+    /// The values of IQ2_XXS, IQ2_XS and IQ2_S.
+    Iq2: 4 bits, lift 48, top 91, table lift(IQ2_VALUES.values, 48), unit IQ2_VALUES.unit;
+    /// Those of IQ3_XXS.
+    Iq3Xxs: 4 bits, lift 32, top 63, table lift(IQ3_XXS_VALUES.values, 32), unit IQ3_XXS_VALUES.unit;
+    /// Those of IQ3_S.
+    Iq3S: 4 bits, lift 16, top 31, table lift(IQ3_S_VALUES.values, 16), unit IQ3_S_VALUES.unit;
+    /// Those of IQ1_S and IQ1_M.
+    Iq1: 4 bits, lift 16, top 25, table lift(IQ1_VALUES.values, 16), unit IQ1_VALUES.unit;
 }
 
 const fn lift(values: [i8; 16], by: i16) -> [u8; 16] {
@@ -394,6 +412,12 @@ pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output 
         BlockFormat::Q5_K => task.run::<Super<Unsigned5, false, true>>(),
         BlockFormat::Q6_K => task.run::<Super<Signed6, true, false>>(),
         BlockFormat::IQ4_XS => task.run::<Super<Iq4, false, false>>(),
+        BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => {
+            task.run::<Super<Iq2, true, false>>()
+        }
+        BlockFormat::IQ3_XXS => task.run::<Super<Iq3Xxs, false, false>>(),
+        BlockFormat::IQ3_S => task.run::<Super<Iq3S, false, false>>(),
+        BlockFormat::IQ1_S | BlockFormat::IQ1_M => task.run::<Super<Iq1, true, false>>(),
         BlockFormat::Int4x32 => task.run::<Grouped<Signed4, 1, false>>(),
         BlockFormat::Int4x128 => task.run::<Grouped<Signed4, 4, false>>(),
         BlockFormat::Uint4x32 => task.run::<Grouped<Unsigned4, 1, true>>(),

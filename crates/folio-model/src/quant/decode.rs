@@ -6,7 +6,7 @@
 
 use half::f16;
 
-use super::BlockFormat;
+use super::{BlockFormat, IqBlock, IqValues};
 
 impl BlockFormat {
     /// Decodes whole blocks. Panics unless `bytes` is whole blocks and `out` has exactly their values.
@@ -26,6 +26,13 @@ impl BlockFormat {
             BlockFormat::Q6_K => q6_k,
             BlockFormat::IQ4_NL => iq4_nl,
             BlockFormat::IQ4_XS => iq4_xs,
+            BlockFormat::IQ2_XXS
+            | BlockFormat::IQ2_XS
+            | BlockFormat::IQ2_S
+            | BlockFormat::IQ3_XXS
+            | BlockFormat::IQ3_S
+            | BlockFormat::IQ1_S
+            | BlockFormat::IQ1_M => return iq(self, bytes, out),
             BlockFormat::MXFP4 => mxfp4,
             BlockFormat::Int4x32 | BlockFormat::Int4x128 => int4,
             BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => uint4,
@@ -207,6 +214,18 @@ fn iq4_xs(block: &[u8], out: &mut [f32]) {
         let scale = low[run / 2] >> (4 * (run % 2)) & 15 | ((high >> (2 * run) & 3) as u8) << 4;
         let d = d * (f32::from(scale) - 32.0);
         nibbles(qs, out, |_, q| d * f32::from(IQ4_VALUES[usize::from(q)]));
+    }
+}
+
+/// Blocks of an i-quant of 256 values.
+fn iq(format: BlockFormat, bytes: &[u8], out: &mut [f32]) {
+    let IqValues { values, unit } = format.iq_values().expect("an i-quant");
+    for (block, out) in bytes.chunks_exact(format.bytes()).zip(out.chunks_exact_mut(format.values())) {
+        let IqBlock { d, scales, codes } = IqBlock::read(format, block);
+        for (i, (x, code)) in out.iter_mut().zip(codes).enumerate() {
+            let scale = f16::from_bits(d).to_f32() * f32::from(scales[i / 16]) * unit;
+            *x = scale * f32::from(values[usize::from(code)]);
+        }
     }
 }
 
