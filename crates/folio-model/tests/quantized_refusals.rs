@@ -78,7 +78,6 @@ fn options_are_named() {
         ("fp8_block", "weight_block_size", json!([64, 64]), &["weight_scale_inv", "shape"]),
         ("ct_w4a16", "format", json!("marlin-24"), &["`marlin-24`", "pack-quantized"]),
         ("ct_w4a16", "format", json!("nvfp4-pack-quantized"), &["`nvfp4-pack-quantized`"]),
-        ("ct_w4a16", "kv_cache_scheme", json!({"num_bits": 8}), &["KV cache", "kv_cache_scheme"]),
         (
             "ct_w4a16",
             "transform_config",
@@ -119,6 +118,19 @@ fn options_that_change_nothing_are_taken() {
     let options = config["quantization_config"].as_object_mut().unwrap();
     options.extend(more.as_object().unwrap().clone());
     fs::write(&path, config.to_string()).unwrap();
+    load(folder.path(), None).unwrap();
+    // How somebody else's KV cache is quantized, and the scales of that.
+    let folder = copy(&quantized("ct_w4a16"));
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["quantization_config"]["kv_cache_scheme"] = json!({"num_bits": 8, "type": "float"});
+    fs::write(&path, config.to_string()).unwrap();
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    for name in ["self_attn.k_scale", "self_attn.v_scale"] {
+        let scale = Stored { dtype: "BF16".to_owned(), shape: vec![1], bytes: vec![0, 0x3f] };
+        file.tensors.insert(format!("model.layers.0.{name}"), scale);
+    }
+    file.write();
     load(folder.path(), None).unwrap();
 }
 

@@ -69,11 +69,6 @@ pub struct Compressed {
 impl Compressed {
     pub fn parse(options: Options<'_>) -> Result<Self> {
         let fields = options.0;
-        options.none(
-            "kv_cache_scheme",
-            "a quantized KV cache",
-            "supported: checkpoints without kv_cache_scheme",
-        )?;
         options.none("transform_config", "a transform of the weights", SUPPORTED)?;
         options.none("moe_sparsity_config", "sparsity", SUPPORTED)?;
         refuse_sparsity(options)?;
@@ -87,6 +82,8 @@ impl Compressed {
             "global_compression_ratio",
             "sparsity_config",
             "version",
+            // Scales of a KV cache are read past.
+            "kv_cache_scheme",
         ];
         options.only(&known, SUPPORTED)?;
         let path = format!("{}config_groups.", fields.path());

@@ -60,7 +60,7 @@ pub const TABLE: &str = "\
 |---|---|---|
 | `awq` | 4 bits with zero points, version gemm | |
 | `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
-| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity, transforms or quantized KV cache |
+| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity and no transforms |
 | `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | |
 | `modelopt` | `quant_algo` NVFP4, FP8 and MIXED_PRECISION of the two | also where only hf_quant_config.json says so |
 | `mxfp4` | the experts of gpt-oss (`*_blocks`, `*_scales`) | |
