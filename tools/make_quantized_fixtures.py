@@ -259,9 +259,9 @@ class Compressed:
 class Fp8:
     """DeepSeek and Qwen."""
 
-    def __init__(self, block):
-        self.block = block
-        self.config = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", modules_to_not_convert=["lm_head"])
+    def __init__(self, block, skip=()):
+        self.block, self.skip = block, skip
+        self.config = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", modules_to_not_convert=["lm_head", *skip])
         if block:
             self.config["weight_block_size"] = [block, block]
         else:
@@ -352,6 +352,7 @@ QWEN2 = (plain.Qwen2Config, plain.Qwen2ForCausalLM)
 QWEN3 = (plain.Qwen3Config, plain.Qwen3ForCausalLM)
 GPT_OSS = (plain.GptOssConfig, plain.GptOssForCausalLM)
 QWEN3_MOE = (plain.Qwen3MoeConfig, plain.Qwen3MoeForCausalLM)
+QWEN35_MOE = (plain.Qwen3_5MoeTextConfig, plain.Qwen3_5MoeForCausalLM)
 DEEPSEEK = (plain.DeepseekV3Config, plain.DeepseekV3ForCausalLM)
 PHI3 = (plain.Phi3Config, plain.Phi3ForCausalLM)
 ERNIE = (plain.Ernie4_5Config, plain.Ernie4_5ForCausalLM)
@@ -397,13 +398,20 @@ FIXTURES = {
                                   qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, moe_intermediate_size=32,
                                   n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1,
                                   first_k_dense_replace=1, tie_word_embeddings=False), BRAIN, Fp8(128), 1),
+    # As Qwen3.5's: a delta net beside attention, and experts apart that are one tensor where nothing is quantized.
+    "fp8_delta": (QWEN35_MOE, plain.hybrid(**{**base(64, 96), "num_hidden_layers": 2, "full_attention_interval": 2, "head_dim": 16,
+                                              "linear_value_head_dim": 16, "linear_num_value_heads": 4, "tie_word_embeddings": False,
+                                              "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+                                              "num_experts": 4, "num_experts_per_tok": 2}), BRAIN,
+                  Fp8(128, skip=["in_proj_a", "in_proj_b", "shared_expert_gate"]), 1),
     "fp8_tensor": (MISTRAL, base(64, 96, sliding_window=None), BRAIN, Fp8(None), 1),
 }
 
 
 def matrices(model, scheme):
     for name, module in model.named_modules() if getattr(scheme, "linear", True) else ():
-        if isinstance(module, torch.nn.Linear) and (name != "lm_head" or getattr(scheme, "lm_head", False)):
+        skipped = name.endswith(tuple(getattr(scheme, "skip", ())))
+        if isinstance(module, torch.nn.Linear) and not skipped and (name != "lm_head" or getattr(scheme, "lm_head", False)):
             yield name, module
 
 
@@ -451,7 +459,7 @@ def quantized(name, seed):
             names = ["gate_proj", "up_proj"] if key.endswith("gate_up_proj") else ["down_proj"]
             for i, part in enumerate(names):
                 values[f"{key.rpartition('.')[0]}.{part}.weight"] = weight[:, i::len(names)].contiguous()
-        for key, parameter in model.named_parameters() if type(model).__name__.startswith(("Qwen3Moe", "Deepseek")) else ():
+        for key, parameter in model.named_parameters() if type(model).__name__.startswith(("Qwen3Moe", "Qwen3_5Moe", "Deepseek")) else ():
             if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 continue
             values[key] = None

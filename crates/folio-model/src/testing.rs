@@ -141,6 +141,7 @@ pub const QUANTIZED: &[&str] = &[
     "fp8_tensor",
     "fp8_experts",
     "fp8_latent",
+    "fp8_delta",
     "gpt_oss_mxfp4",
 ];
 

@@ -110,6 +110,8 @@ fn formats_follow_the_scheme() {
         ("fp8_block", "mlp.down_proj", Fp8x32, false),
         ("fp8_tensor", "self_attn.o_proj", Fp8x32, false),
         ("fp8_latent", "self_attn.kv_b_proj", Fp8x32, false),
+        ("fp8_delta", "linear_attn.in_proj_qkv", Fp8x32, false),
+        ("fp8_delta", "mlp.experts.3.down_proj", Fp8x32, false),
     ] {
         let checkpoint = Checkpoint::open(quantized(name)).unwrap();
         let stored = format!("model.layers.0.{module}.weight");
