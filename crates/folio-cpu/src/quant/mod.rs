@@ -15,7 +15,7 @@
 //!    sum, rounded once. Where a format has a scale per 16, both halves take step 2, then both take step 3.
 //!
 //! Then the bias, then the residual. `weight_scale` is one f32: an f16 as it is stored, or a f16 times a 6- or 8-bit
-//! integer, which is exact; in Folio's own formats it is the f32 itself.
+//! integer, and of i-quants a power of two, which is exact; in Folio's own formats it is the f32 itself.
 //!
 //! # ActivationLayout
 //!

@@ -71,6 +71,14 @@ pub enum Whole {
     Divides(Piece),
 }
 
+impl Whole {
+    fn piece(&self) -> &Piece {
+        match self {
+            Whole::Multiplies(piece) | Whole::Divides(piece) => piece,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Zeros {
     /// The format's own, or none.
@@ -107,12 +115,9 @@ impl Matrix {
             Zeros::Awq(piece) | Zeros::Down(piece) => Some(piece),
             Zeros::Along { piece, .. } | Zeros::Middle { piece, .. } => Some(piece),
         };
-        let whole = self.whole.as_ref().map(|whole| match whole {
-            Whole::Multiplies(piece) | Whole::Divides(piece) => piece,
-        });
         [&self.codes.piece, &self.scales.piece]
             .into_iter()
-            .chain(whole)
+            .chain(self.whole.as_ref().map(Whole::piece))
             .chain(zeros)
             .chain(&self.groups)
             .chain(&self.unused)
@@ -249,17 +254,13 @@ impl Matrix {
             };
         }
         let mut scales = piece.floats(shards)?;
-        match &self.whole {
-            None => {}
-            Some(Whole::Multiplies(piece)) => {
-                for whole in piece.floats(shards)? {
-                    scales.iter_mut().for_each(|scale| *scale *= whole);
-                }
-            }
-            Some(Whole::Divides(piece)) => {
-                for whole in piece.floats(shards)? {
-                    scales.iter_mut().for_each(|scale| *scale /= whole);
-                }
+        if let Some(whole) = &self.whole {
+            // There is one.
+            for number in whole.piece().floats(shards)? {
+                scales.iter_mut().for_each(|scale| match whole {
+                    Whole::Multiplies(_) => *scale *= number,
+                    Whole::Divides(_) => *scale /= number,
+                });
             }
         }
         if let Some(scale) = scales.iter().find(|scale| scale.is_nan() || scale.abs() >= SCALE_LIMIT) {
