@@ -29,6 +29,7 @@ from make_fixtures import DISTINCT, MARGIN, greedy, randomize
 
 TESTS = make_fixtures.ROOT.parent
 BLOCKS = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS, Q.MXFP4]
+GRIDS = [Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S, Q.IQ1_S, Q.IQ1_M]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -93,6 +94,18 @@ def blocks(ggml):
         both = np.concatenate([quantized, noise]).reshape(-1)
         tensors[f"{kind.name}.bytes"] = both
         tensors[f"{kind.name}.values"] = ggml.dequantize(both, kind)
+    # Random ones only: ggml wants the importance of weights for what is better.
+    for kind in GRIDS:
+        rng = np.random.default_rng(int(kind))
+        noise = rng.integers(0, 256, (6, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+        d = (rng.standard_normal((6, 1)) / 16).astype(np.float16)
+        if kind == Q.IQ1_M:
+            words, shifts = noise[:, 48:].view(np.uint16), np.array([0, 4, 8, 12], dtype=np.uint16)
+            words[:] = words & 0x0FFF | (d.view(np.uint16) >> shifts & 15) << 12
+        else:
+            noise[:, :2] = d.view(np.uint8)
+        tensors[f"{kind.name}.bytes"] = noise.reshape(-1)
+        tensors[f"{kind.name}.values"] = ggml.dequantize(noise.reshape(-1), kind)
     folder = TESTS / "quant"
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "blocks.safetensors")

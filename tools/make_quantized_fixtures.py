@@ -1,7 +1,7 @@
 """Makes the tiny quantized safetensors checkpoints: one for each way of quantizing that Folio loads.
 
 For each: random weights quantized and packed as the public definitions say (AutoAWQ, AutoGPTQ and GPTQModel, compressed-tensors,
-transformers' fine-grained FP8), and what transformers computes in float32 from the *dequantized* weights: logits at some
+ModelOpt, transformers' fine-grained FP8), and what transformers computes in float32 from the *dequantized* weights: logits at some
 positions and greedy tokens, as in make_fixtures.py. `expected.json` also has the SHA-256 of the dequantized values of every
 quantized matrix, little-endian float32: decoding is exact, so there is nothing to tolerate. Dequantizing starts again from the
 packed tensors, by its own code, and for compressed-tensors by that package too where it is installed.
@@ -85,6 +85,18 @@ def act_order(cols, group, seed):
     groups = torch.empty(cols, dtype=torch.int64)
     groups[order] = torch.arange(cols) // group
     return groups
+
+
+def e2m1_pairs(values):
+    """The nearest codes of [rows, groups, columns], two a byte."""
+    codes = (values.abs()[..., None] - E2M1).abs().argmin(-1) + 8 * (values < 0)
+    codes = codes.flatten(1).unflatten(1, (-1, 2)).to(torch.uint8)
+    return codes[..., 0] | codes[..., 1] << 4
+
+
+def e2m1_values(packed):
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
+    return torch.where(codes >= 8, -E2M1[codes & 7], E2M1[codes & 7])
 
 
 class Awq:
@@ -173,6 +185,8 @@ class Compressed:
         parts = {}
         if self.form == "mxfp4-pack-quantized":
             return self.mxfp4(weight)
+        if self.form == "nvfp4-pack-quantized":
+            return self.nvfp4(weight)
         groups = self.columns(args, cols, seed)
         if args["type"] == "float":
             low, high = grouped(weight, groups, int(groups.max()) + 1)
@@ -201,10 +215,16 @@ class Compressed:
     def mxfp4(self, weight):
         runs = weight.unflatten(1, (-1, 32))
         exponent = torch.floor(torch.log2(runs.abs().amax(-1))) - 2
-        values = runs / torch.exp2(exponent)[..., None]
-        codes = (values.abs()[..., None] - E2M1).abs().argmin(-1) + 8 * (values < 0)
-        codes = codes.flatten(1).unflatten(1, (-1, 2)).to(torch.uint8)
-        return {"weight_packed": codes[..., 0] | codes[..., 1] << 4, "weight_scale": (exponent + 127).to(torch.uint8)}
+        packed = e2m1_pairs(runs / torch.exp2(exponent)[..., None])
+        return {"weight_packed": packed, "weight_scale": (exponent + 127).to(torch.uint8)}
+
+    def nvfp4(self, weight):
+        runs = weight.unflatten(1, (-1, 16))
+        whole = (448 * 6 / weight.abs().max()).reshape(1)
+        scale = (runs.abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn)
+        packed = e2m1_pairs(runs / (scale.float() / whole)[..., None])
+        return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": whole,
+                "input_global_scale": torch.tensor([317.0])}
 
     def dequantize(self, name, parts, rows, cols):
         args = self.weights(name)
@@ -219,11 +239,11 @@ class Compressed:
 
     def own(self, args, parts, rows, cols):
         if self.form == "mxfp4-pack-quantized":
-            packed = parts["weight_packed"]
-            codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()
-            values = torch.where(codes >= 8, -E2M1[codes & 7], E2M1[codes & 7])
             scale = torch.exp2(parts["weight_scale"].double() - 127).float().repeat_interleave(32, 1)
-            return values * scale
+            return e2m1_values(parts["weight_packed"]) * scale
+        if self.form == "nvfp4-pack-quantized":
+            scale = parts["weight_scale"].float() / parts["weight_global_scale"]
+            return e2m1_values(parts["weight_packed"]) * scale.repeat_interleave(16, 1)
         groups = parts.get("weight_g_idx", self.columns(args, cols, 0)).long()
         scale = parts["weight_scale"].float()
         scale = scale.expand(rows, 1)[:, groups] if scale.numel() == 1 else scale[:, groups]
@@ -239,9 +259,9 @@ class Compressed:
 class Fp8:
     """DeepSeek and Qwen."""
 
-    def __init__(self, block):
-        self.block = block
-        self.config = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", modules_to_not_convert=["lm_head"])
+    def __init__(self, block, skip=()):
+        self.block, self.skip = block, skip
+        self.config = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", modules_to_not_convert=["lm_head", *skip])
         if block:
             self.config["weight_block_size"] = [block, block]
         else:
@@ -266,6 +286,30 @@ class Fp8:
     def dequantize(self, name, parts, rows, cols):
         scale = self.spread(parts["weight_scale_inv"], rows, cols) if self.block else parts["weight_scale"]
         return parts["weight"].float() * scale
+
+
+class ModelOpt:
+    """NVIDIA's: NVFP4, and scales of a KV cache in FP8."""
+
+    config = dict(quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"], producer=dict(name="modelopt", version="0.33.0"),
+                  config_groups=dict(group_0=dict(targets=["Linear"],
+                                                  weights=dict(dynamic=False, num_bits=4, type="float", group_size=16),
+                                                  input_activations=dict(dynamic=False, num_bits=4, type="float", group_size=16))),
+                  kv_cache_scheme=dict(dynamic=False, num_bits=8, type="float"))
+
+    def quantize(self, name, weight, seed):
+        runs = weight.unflatten(1, (-1, 16))
+        whole = weight.abs().max() / (448 * 6)
+        scale = (runs.abs().amax(-1) / (6 * whole)).to(torch.float8_e4m3fn)
+        packed = e2m1_pairs(runs / (scale.float() * whole)[..., None])
+        parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.tensor(0.02)}
+        if name.endswith(("k_proj", "v_proj")):
+            parts[f"{name[-6]}_scale"] = torch.tensor(0.5)
+        return parts
+
+    def dequantize(self, name, parts, rows, cols):
+        scale = parts["weight_scale"].float() * parts["weight_scale_2"]
+        return e2m1_values(parts["weight"]) * scale.repeat_interleave(16, 1)
 
 
 class Mxfp4:
@@ -308,12 +352,16 @@ QWEN2 = (plain.Qwen2Config, plain.Qwen2ForCausalLM)
 QWEN3 = (plain.Qwen3Config, plain.Qwen3ForCausalLM)
 GPT_OSS = (plain.GptOssConfig, plain.GptOssForCausalLM)
 QWEN3_MOE = (plain.Qwen3MoeConfig, plain.Qwen3MoeForCausalLM)
+QWEN35_MOE = (plain.Qwen3_5MoeTextConfig, plain.Qwen3_5MoeForCausalLM)
 DEEPSEEK = (plain.DeepseekV3Config, plain.DeepseekV3ForCausalLM)
 PHI3 = (plain.Phi3Config, plain.Phi3ForCausalLM)
+ERNIE = (plain.Ernie4_5Config, plain.Ernie4_5ForCausalLM)
 
 # name -> (classes, configuration, type of the rest, quantization, files)
 FIXTURES = {
     "awq": (LLAMA, base(128, 256), HALF, Awq(128), 1),
+    # Rows of q and k are put in another order.
+    "awq_neighbours": (ERNIE, base(64, 96, head_dim=16, num_key_value_heads=2, use_bias=False), HALF, Awq(32), 1),
     "gptq_act_order": (QWEN2, base(96, 160), HALF, Gptq(4, 32, False, True, "gptq"), 1),
     "gptq_v2": (MISTRAL, base(128, 256, sliding_window=None), HALF, Gptq(4, -1, True, False, "gptq_v2", extra_bias=True), 1),
     "gptq_8bit": (LLAMA, base(64, 96, vocab_size=104, tie_word_embeddings=False), HALF,
@@ -331,6 +379,11 @@ FIXTURES = {
                           inputs=FLOAT8, static=True), 1),
     "ct_mxfp4": (LLAMA, base(64, 96), BRAIN,
                  Compressed("mxfp4-pack-quantized", [(["Linear"], args(4, "float", "group", 32))]), 1),
+    "ct_nvfp4": (LLAMA, base(64, 96), BRAIN,
+                 Compressed("nvfp4-pack-quantized", [(["Linear"], args(4, "float", "tensor_group", 16))],
+                            inputs=dict(num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16,
+                                        dynamic="local")), 1),
+    "modelopt_nvfp4": (QWEN3, base(64, 96, head_dim=16), BRAIN, ModelOpt(), 1),
     "fp8_block": (QWEN3, base(128, 192, head_dim=32), BRAIN, Fp8(128), 1),
     "gpt_oss_mxfp4": (GPT_OSS, base(64, 32, num_hidden_layers=2, head_dim=16, sliding_window=12, num_local_experts=4,
                                     num_experts_per_tok=2, swiglu_limit=1.5, tie_word_embeddings=False,
@@ -345,13 +398,20 @@ FIXTURES = {
                                   qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, moe_intermediate_size=32,
                                   n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1,
                                   first_k_dense_replace=1, tie_word_embeddings=False), BRAIN, Fp8(128), 1),
+    # As Qwen3.5's: a delta net beside attention, and experts apart that are one tensor where nothing is quantized.
+    "fp8_delta": (QWEN35_MOE, plain.hybrid(**{**base(64, 96), "num_hidden_layers": 2, "full_attention_interval": 2, "head_dim": 16,
+                                              "linear_value_head_dim": 16, "linear_num_value_heads": 4, "tie_word_embeddings": False,
+                                              "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+                                              "num_experts": 4, "num_experts_per_tok": 2}), BRAIN,
+                  Fp8(128, skip=["in_proj_a", "in_proj_b", "shared_expert_gate"]), 1),
     "fp8_tensor": (MISTRAL, base(64, 96, sliding_window=None), BRAIN, Fp8(None), 1),
 }
 
 
 def matrices(model, scheme):
     for name, module in model.named_modules() if getattr(scheme, "linear", True) else ():
-        if isinstance(module, torch.nn.Linear) and (name != "lm_head" or getattr(scheme, "lm_head", False)):
+        skipped = name.endswith(tuple(getattr(scheme, "skip", ())))
+        if isinstance(module, torch.nn.Linear) and not skipped and (name != "lm_head" or getattr(scheme, "lm_head", False)):
             yield name, module
 
 
@@ -359,6 +419,13 @@ def order_of(name, seed):
     """Matrices with one input have one order of columns."""
     stem = name.replace("k_proj", "q_proj").replace("v_proj", "q_proj").replace("up_proj", "gate_proj")
     return int.from_bytes(hashlib.sha256(f"{stem} {seed}".encode()).digest()[:4], "little")
+
+
+def as_read(config, name, weight):
+    """Rows of q and k of a model that rotates neighbours, in the order of one that rotates halves."""
+    if config.model_type != "ernie4_5" or not name.endswith(("q_proj", "k_proj")):
+        return weight
+    return weight.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def quantized(name, seed):
@@ -381,7 +448,7 @@ def quantized(name, seed):
             weight = scheme.dequantize(module_name, parts, *module.weight.shape).contiguous()
             module.weight.copy_(weight)
             tensors.update({f"{module_name}.{part}": tensor.contiguous() for part, tensor in parts.items()})
-            values[f"{module_name}.weight"] = weight
+            values[f"{module_name}.weight"] = as_read(config, module_name, weight)
         for key, parameter in model.named_parameters() if isinstance(scheme, Mxfp4) else ():
             if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 continue
@@ -392,7 +459,7 @@ def quantized(name, seed):
             names = ["gate_proj", "up_proj"] if key.endswith("gate_up_proj") else ["down_proj"]
             for i, part in enumerate(names):
                 values[f"{key.rpartition('.')[0]}.{part}.weight"] = weight[:, i::len(names)].contiguous()
-        for key, parameter in model.named_parameters() if type(model).__name__.startswith(("Qwen3Moe", "Deepseek")) else ():
+        for key, parameter in model.named_parameters() if type(model).__name__.startswith(("Qwen3Moe", "Qwen3_5Moe", "Deepseek")) else ():
             if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 continue
             values[key] = None

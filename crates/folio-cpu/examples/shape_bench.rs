@@ -81,7 +81,6 @@ impl Bench {
             BlockFormat::Q6_K => &[208],
             _ if format.ggml_type().is_none() => {
                 for block in self.supply.chunks_exact_mut(format.bytes()) {
-                    block[..4].copy_from_slice(&2f32.powi(-11).to_le_bytes());
                     // Zeros are at most 16; 0x7f is no number of FP8.
                     let limit = if matches!(format, BlockFormat::Fp8x32 | BlockFormat::Fp8x128) {
                         0xfe
@@ -94,6 +93,8 @@ impl Bench {
                     } else {
                         limit
                     };
+                    let scales = if format == BlockFormat::Fp4x16 { 2 } else { 1 };
+                    block[..4 * scales].copy_from_slice(&2f32.powi(-11).to_le_bytes().repeat(scales));
                 }
                 return;
             }

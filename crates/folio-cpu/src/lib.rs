@@ -38,6 +38,7 @@ mod threads;
 pub use backend::{CpuBackend, CpuOptions, Quantized};
 pub use error::CpuError;
 pub use memory::trim_heap;
+pub use packed::packed_bytes_per_value;
 pub use pool::{Claims, MAX_THREADS, ThreadPool, Worker};
 pub use quant::quantize::Quantize;
 pub use simd::Isa;

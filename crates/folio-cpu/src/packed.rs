@@ -297,6 +297,12 @@ impl Segment {
     }
 }
 
+/// Bytes that a weight of this encoding takes when it is packed, scales included.
+pub fn packed_bytes_per_value(encoding: Encoding) -> f64 {
+    let (bytes, columns) = step(encoding);
+    bytes as f64 / (LANES * columns) as f64
+}
+
 /// Bytes and columns of a step of a panel.
 fn step(encoding: Encoding) -> (usize, usize) {
     match Kind::of(encoding) {

@@ -40,7 +40,10 @@ fn every_family_matches_transformers_where_nothing_is_rounded() {
 /// There are kernels for its layers.
 fn is_served(name: &str) -> bool {
     let only = CPU_ONLY.iter().any(|(other, _)| *other == name);
-    !only && !HYBRIDS.contains(&name) && !LATENT.contains(&name) && name != "fp8_latent"
+    !only
+        && !HYBRIDS.contains(&name)
+        && !LATENT.contains(&name)
+        && !["fp8_latent", "fp8_delta"].contains(&name)
 }
 
 #[test]

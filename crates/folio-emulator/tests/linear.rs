@@ -82,7 +82,13 @@ fn tame(format: BlockFormat, block: &mut [u8], random: &mut Bytes) {
         | BlockFormat::Q5_0
         | BlockFormat::Q8_0
         | BlockFormat::IQ4_NL
-        | BlockFormat::IQ4_XS => {
+        | BlockFormat::IQ4_XS
+        | BlockFormat::IQ2_XXS
+        | BlockFormat::IQ2_XS
+        | BlockFormat::IQ2_S
+        | BlockFormat::IQ3_XXS
+        | BlockFormat::IQ3_S
+        | BlockFormat::IQ1_S => {
             scale(0, block);
         }
         BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => {
@@ -96,9 +102,17 @@ fn tame(format: BlockFormat, block: &mut [u8], random: &mut Bytes) {
         BlockFormat::Q3_K => scale(108, block),
         BlockFormat::Q6_K => scale(208, block),
         BlockFormat::MXFP4 => block[0] = 120 + block[0] % 8,
+        BlockFormat::IQ1_M => {
+            // Four bits of the scale in each of four words.
+            for (word, bits) in [0u8, 0, 4, 2].into_iter().enumerate() {
+                block[49 + 2 * word] = block[49 + 2 * word] & 15 | bits << 4;
+            }
+        }
         _ => {
-            let d = (f32::from(random.byte()) - 100.0) / 1000.0;
-            block[..4].copy_from_slice(&d.to_le_bytes());
+            let scales = if format == BlockFormat::Fp4x16 { &mut block[..8] } else { &mut block[..4] };
+            for scale in scales.as_chunks_mut::<4>().0 {
+                *scale = ((f32::from(random.byte()) - 100.0) / 1000.0).to_le_bytes();
+            }
             if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
                 block[4] %= 17;
             }

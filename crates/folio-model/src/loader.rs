@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::adapter::AdapterTargets;
 use crate::backend::{Backend, DType, KvLayout, TensorView};
+use crate::checkpoint::quantized::scales_kv_cache;
 use crate::checkpoint::{Checkpoint, Digest, GenerationConfig, Pooling, Values};
 use crate::config::Config;
 use crate::decoder::{CacheUse, kv_layout, program};
@@ -297,8 +298,8 @@ fn stackable(a: Encoding, b: Encoding) -> bool {
 }
 
 /// A tensor inside a layer that the decoder would ignore means that it would compute something else than the model
-/// does: another architecture under a known name, or a wrong config.json. Layers past the last are draft heads, and
-/// rotary tables of old checkpoints are recomputed.
+/// does: another architecture under a known name, or a wrong config.json. Layers past the last are draft heads, rotary
+/// tables of old checkpoints are recomputed, and scales of a KV cache in FP8 are not for Folio's.
 fn refuse_unexpected<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'a WeightSpec>) -> Result<()> {
     let used: BTreeSet<&str> = specs.flat_map(|spec| &spec.parts).map(|part| part.name.as_str()).collect();
     let (config, layers) = (checkpoint.config(), checkpoint.config().layers);
@@ -312,7 +313,8 @@ fn refuse_unexpected<'a>(checkpoint: &Checkpoint, specs: impl Iterator<Item = &'
             name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
         // A GGUF file holds the decoder and nothing else, so nothing may be left over.
         let inside = layer.map_or(checkpoint.gguf().is_some(), |layer| layer < layers && !idle(name, layer));
-        if inside && !used.contains(name) && !name.ends_with(".rotary_emb.inv_freq") {
+        let of_no_effect = name.ends_with(".rotary_emb.inv_freq") || scales_kv_cache(name);
+        if inside && !used.contains(name) && !of_no_effect {
             let (file, tensor) = checkpoint.stored_as(name)?;
             return Err(ModelError::UnexpectedTensor {
                 file: file.to_owned(),

@@ -126,6 +126,7 @@ pub const LATENT: &[&str] =
 /// Quantized checkpoints (`tools/make_quantized_fixtures.py`), one for each way of quantizing; likewise complete.
 pub const QUANTIZED: &[&str] = &[
     "awq",
+    "awq_neighbours",
     "gptq_act_order",
     "gptq_v2",
     "gptq_8bit",
@@ -134,10 +135,13 @@ pub const QUANTIZED: &[&str] = &[
     "ct_w8a8",
     "ct_fp8",
     "ct_mxfp4",
+    "ct_nvfp4",
+    "modelopt_nvfp4",
     "fp8_block",
     "fp8_tensor",
     "fp8_experts",
     "fp8_latent",
+    "fp8_delta",
     "gpt_oss_mxfp4",
 ];
 

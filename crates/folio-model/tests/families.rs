@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::tensors::File;
+use common::tensors::{File, Stored};
 use common::{copy_of, load, logits, perturbed, with_config};
 use folio_model::Checkpoint;
 use folio_model::backend::{DType, GroupKind, KvGroup};
@@ -11,7 +11,7 @@ use folio_model::config::{Config, Mixer};
 use folio_model::decoder::kv_layout;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::{
-    FIXTURES, HYBRIDS, LATENT, LOGIT_TOLERANCE, Runner, fixture, relative_difference,
+    FIXTURES, HYBRIDS, LATENT, LOGIT_TOLERANCE, Runner, check_fixture, fixture, relative_difference,
 };
 use serde_json::{Value, json};
 
@@ -24,6 +24,37 @@ const UNFELT: &[(&str, &str)] = &[
     ("embed_vision.", "what brings images to the decoder is skipped"),
     ("multi_modal_projector.", "what brings images to the decoder is skipped"),
 ];
+
+/// Experts that are one tensor in a model as it was trained are linear layers where those were quantized.
+#[test]
+fn experts_of_one_tensor_may_be_layers_of_their_own() {
+    for (name, turned) in [("qwen3_5_moe_text", false), ("gemma4_moe", false), ("llama4_text", true)] {
+        let copy = copy_of(name);
+        let mut file = File::read(&copy.path().join("model.safetensors"));
+        let stacked = [".experts.gate_up_proj", ".experts.down_proj"];
+        let names: Vec<String> = file.tensors.keys().cloned().collect();
+        for tensor in names.iter().filter(|name| stacked.iter().any(|part| name.ends_with(part))) {
+            let Stored { dtype, shape, bytes } = file.tensors.remove(tensor).unwrap();
+            let [count, high, wide] = shape[..] else { panic!("{tensor} is of {shape:?}") };
+            let (rows, cols) = if turned { (wide, high) } else { (high, wide) };
+            let values = bytes.as_chunks::<2>().0;
+            let (path, part) = tensor.rsplit_once('.').unwrap();
+            let parts = if part == "down_proj" { vec![part] } else { vec!["gate_proj", "up_proj"] };
+            let rows = rows / parts.len();
+            for (i, expert) in (0..count * parts.len()).map(|i| (i % parts.len(), i / parts.len())) {
+                let at = |row: usize, col: usize| {
+                    let row = i * rows + row;
+                    expert * high * wide + if turned { col * wide + row } else { row * wide + col }
+                };
+                let own = (0..rows * cols).flat_map(|value| values[at(value / cols, value % cols)]).collect();
+                let own = Stored { dtype: dtype.clone(), shape: vec![rows, cols], bytes: own };
+                file.tensors.insert(format!("{path}.{expert}.{}.weight", parts[i]), own);
+            }
+        }
+        file.write();
+        check_fixture(copy.path(), ReferenceBackend::new);
+    }
+}
 
 #[test]
 fn every_tensor_moves_the_logits() {

@@ -219,8 +219,8 @@ fn models_that_are_not_served_are_named() {
 
 #[test]
 fn tensors_are_named_as_the_file_names_them() {
-    let iq2 = as_gguf("qwen3").retype("blk.1.ffn_down.weight", 16);
-    assert_names(&refusal(&iq2.finish()), &["model.gguf", "`blk.1.ffn_down.weight`", "IQ2_XXS", "Q4_0"]);
+    let ternary = as_gguf("qwen3").retype("blk.1.ffn_down.weight", 34);
+    assert_names(&refusal(&ternary.finish()), &["model.gguf", "`blk.1.ffn_down.weight`", "TQ1_0", "Q4_0"]);
     let norm = as_gguf("qwen3").reshape("blk.0.attn_norm.weight", &[24]);
     assert_names(&refusal(&norm.finish()), &["`blk.0.attn_norm.weight`", "[24]", "[48]", "its metadata"]);
     let blocks = as_gguf("qwen3").retype("output_norm.weight", 2).reshape("output_norm.weight", &[32]);

@@ -4,15 +4,15 @@ mod common;
 
 use std::fs;
 
-use common::copy;
-use common::tensors::File;
+use common::tensors::{File, Stored};
+use common::{copy, copy_of};
 use folio_model::backend::{DType, TensorView};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::{QUANTIZED, Runner, check_fixture, quantized};
 use folio_model::weights::{TensorSpec, weight_specs};
 use folio_model::{Checkpoint, LoadOptions, Model};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 #[test]
@@ -93,6 +93,7 @@ fn formats_follow_the_scheme() {
     use BlockFormat::*;
     for (name, module, format, ordered) in [
         ("awq", "self_attn.q_proj", Uint4x128, false),
+        ("awq_neighbours", "self_attn.k_proj", Uint4x32, false),
         ("gptq_act_order", "mlp.down_proj", Uint4x32, true),
         ("gptq_v2", "mlp.down_proj", Int4x128, false),
         ("gptq_8bit", "self_attn.q_proj", Int8x32, true),
@@ -103,10 +104,14 @@ fn formats_follow_the_scheme() {
         ("ct_fp8", "self_attn.o_proj", Fp8x128, false),
         ("ct_fp8", "mlp.down_proj", Fp8x32, false),
         ("ct_mxfp4", "mlp.down_proj", MXFP4, false),
+        ("ct_nvfp4", "mlp.down_proj", Fp4x16, false),
+        ("modelopt_nvfp4", "self_attn.k_proj", Fp4x16, false),
         ("fp8_block", "mlp.gate_proj", Fp8x128, false),
         ("fp8_block", "mlp.down_proj", Fp8x32, false),
         ("fp8_tensor", "self_attn.o_proj", Fp8x32, false),
         ("fp8_latent", "self_attn.kv_b_proj", Fp8x32, false),
+        ("fp8_delta", "linear_attn.in_proj_qkv", Fp8x32, false),
+        ("fp8_delta", "mlp.experts.3.down_proj", Fp8x32, false),
     ] {
         let checkpoint = Checkpoint::open(quantized(name)).unwrap();
         let stored = format!("model.layers.0.{module}.weight");
@@ -135,6 +140,40 @@ fn the_parts_of_a_matrix_are_one_tensor_to_everybody_else() {
     // Biases of zeros that AutoGPTQ wrote for every layer are no part of a model without biases.
     let checkpoint = Checkpoint::open(quantized("gptq_v2")).unwrap();
     assert!(!checkpoint.tensor_names().any(|name| name.ends_with("bias")));
+}
+
+/// Older checkpoints of ModelOpt say in a file of their own how they are quantized; the tensors say which module is how.
+#[test]
+fn modelopt_says_it_in_either_file() {
+    let say = |folder: &std::path::Path, quantization: Value| {
+        let text = json!({"producer": {"name": "modelopt"}, "quantization": quantization}).to_string();
+        fs::write(folder.join("hf_quant_config.json"), text).unwrap();
+    };
+    for (name, algorithm) in [
+        ("modelopt_nvfp4", "NVFP4"),
+        ("modelopt_nvfp4", "MIXED_PRECISION"),
+        ("fp8_tensor", "FP8"),
+        ("fp8_tensor", "MIXED_PRECISION"),
+    ] {
+        let folder = copy(&quantized(name));
+        let path = folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config["quantization_config"] = Value::Null;
+        fs::write(&path, config.to_string()).unwrap();
+        say(
+            folder.path(),
+            json!({"quant_algo": algorithm, "group_size": 16, "exclude_modules": ["lm_head"]}),
+        );
+        check_fixture(folder.path(), ReferenceBackend::new);
+    }
+    // Only the KV cache is quantized, whose scales are read past.
+    let folder = copy_of("llama3");
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    let scale = Stored { dtype: "F32".to_owned(), shape: Vec::new(), bytes: 0.5f32.to_le_bytes().to_vec() };
+    file.tensors.insert("model.layers.0.self_attn.k_proj.k_scale".to_owned(), scale);
+    file.write();
+    say(folder.path(), json!({"quant_algo": null, "kv_cache_quant_algo": "FP8"}));
+    check_fixture(folder.path(), ReferenceBackend::new);
 }
 
 #[test]

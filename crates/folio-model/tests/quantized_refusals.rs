@@ -38,9 +38,7 @@ fn stored(name: &str, edit: impl FnOnce(&mut File)) -> String {
 
 #[test]
 fn other_ways_of_quantizing_are_named() {
-    for method in
-        ["bitsandbytes", "hqq", "quanto", "eetq", "aqlm", "torchao", "bitnet", "mxfp4", "modelopt", "new"]
-    {
+    for method in ["bitsandbytes", "hqq", "quanto", "eetq", "aqlm", "torchao", "bitnet", "mxfp4", "new"] {
         let sentence = configured("awq", |config| *config = json!({"quant_method": method}));
         assert_names(
             &sentence,
@@ -80,7 +78,6 @@ fn options_are_named() {
         ("fp8_block", "weight_block_size", json!([64, 64]), &["weight_scale_inv", "shape"]),
         ("ct_w4a16", "format", json!("marlin-24"), &["`marlin-24`", "pack-quantized"]),
         ("ct_w4a16", "format", json!("nvfp4-pack-quantized"), &["`nvfp4-pack-quantized`"]),
-        ("ct_w4a16", "kv_cache_scheme", json!({"num_bits": 8}), &["KV cache", "kv_cache_scheme"]),
         (
             "ct_w4a16",
             "transform_config",
@@ -93,6 +90,15 @@ fn options_are_named() {
             json!({"format": "sparse-24-bitmask"}),
             &["sparsity", "sparse-24-bitmask"],
         ),
+        (
+            "modelopt_nvfp4",
+            "quant_algo",
+            json!("W4A8_AWQ"),
+            &["`W4A8_AWQ`", "`quantization_config.quant_algo`"],
+        ),
+        ("modelopt_nvfp4", "quant_algo", Value::Null, &["`quantization_config.quant_algo` is missing"]),
+        ("modelopt_nvfp4", "pre_quant_scale", json!(true), &["`quantization_config.pre_quant_scale`"]),
+        ("modelopt_nvfp4", "quant_algo", json!("FP8"), &["q_proj.weight`", "has dtype U8", "F8_E4M3"]),
         ("ct_w4a16", "config_groups", Value::Null, &["`quantization_config.config_groups` is missing"]),
         ("ct_w4a16", "ignore", json!(["re:.*k_proj"]), &["k_proj.weight_packed", "`ignore`"]),
         ("ct_w4a16", "ignore", json!(["re:(?!x)"]), &["(?!x)", "`quantization_config.ignore`"]),
@@ -112,6 +118,19 @@ fn options_that_change_nothing_are_taken() {
     let options = config["quantization_config"].as_object_mut().unwrap();
     options.extend(more.as_object().unwrap().clone());
     fs::write(&path, config.to_string()).unwrap();
+    load(folder.path(), None).unwrap();
+    // How somebody else's KV cache is quantized, and the scales of that.
+    let folder = copy(&quantized("ct_w4a16"));
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["quantization_config"]["kv_cache_scheme"] = json!({"num_bits": 8, "type": "float"});
+    fs::write(&path, config.to_string()).unwrap();
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    for name in ["self_attn.k_scale", "self_attn.v_scale"] {
+        let scale = Stored { dtype: "BF16".to_owned(), shape: vec![1], bytes: vec![0, 0x3f] };
+        file.tensors.insert(format!("model.layers.0.{name}"), scale);
+    }
+    file.write();
     load(folder.path(), None).unwrap();
 }
 
@@ -137,6 +156,11 @@ fn options_of_a_group_are_named() {
         &["int-quantized", "zero points"],
     );
     assert_names(&configured("ct_mxfp4", weights("group_size", json!(64))), &["MXFP4", "32"]);
+    assert_names(&configured("ct_nvfp4", weights("group_size", json!(32))), &["NVFP4", "16"]);
+    assert_names(
+        &configured("ct_nvfp4", weights("strategy", json!("group"))),
+        &["NVFP4", "scale of the matrix"],
+    );
     let group = |field: &'static str, value: Value| {
         move |config: &mut Value| config["config_groups"]["group_0"][field] = value
     };
@@ -167,6 +191,8 @@ fn values_that_cannot_be_held_are_named() {
         ("fp8_tensor", "weight", |part| part.bytes[0] = 0xff, &["NaN", "row 0"]),
         ("ct_fp8", "weight", |part| *part.bytes.last_mut().unwrap() = 0xff, &["NaN", "row 127"]),
         ("ct_mxfp4", "weight_scale", |part| part.bytes[3] = 255, &["NaN", "255"]),
+        ("ct_nvfp4", "weight_scale", |part| part.bytes[3] = 0x7f, &["scale NaN"]),
+        ("modelopt_nvfp4", "weight_scale", |part| part.bytes[3] = 0xff, &["scale NaN"]),
         ("awq", "scales", |part| part.bytes[..2].copy_from_slice(&[0x00, 0x7c]), &["scale inf"]),
         ("awq", "scales", |part| part.bytes[..2].copy_from_slice(&[0x01, 0x7e]), &["scale NaN"]),
         ("gptq_v2", "qzeros", |part| part.bytes[9] = 0x77, &["zero points", "all 8"]),
@@ -187,6 +213,17 @@ fn values_that_cannot_be_held_are_named() {
         assert_names(&sentence, &["model.safetensors", &format!("`{tensor}`")]);
         assert_names(&sentence, expected);
     }
+    // A number for all scales that makes them too large, and one that makes them too small.
+    let scales = format!("{DOWN}.weight_scale");
+    let sentence =
+        stored("ct_nvfp4", |file| file.get(&format!("{DOWN}.weight_global_scale")).bytes = vec![0; 4]);
+    assert_names(&sentence, &[&format!("`{scales}`"), "scale inf"]);
+    let sentence = stored("modelopt_nvfp4", |file| {
+        // 9 times the smallest f32.
+        file.get(&scales).bytes.fill(0x51);
+        file.get(&format!("{DOWN}.weight_scale_2")).bytes = f32::from_bits(1).to_le_bytes().to_vec();
+    });
+    assert_names(&sentence, &[&format!("`{scales}`"), "too small"]);
 }
 
 #[test]
@@ -201,6 +238,9 @@ fn parts_that_are_missing_or_of_another_kind_are_named() {
         ("ct_w4a16_order", "weight_zero_point"),
         ("ct_fp8", "weight_scale"),
         ("ct_mxfp4", "weight_scale"),
+        ("ct_nvfp4", "weight_global_scale"),
+        ("modelopt_nvfp4", "weight_scale"),
+        ("modelopt_nvfp4", "weight_scale_2"),
         ("fp8_block", "weight_scale_inv"),
         ("fp8_tensor", "weight_scale"),
     ] {

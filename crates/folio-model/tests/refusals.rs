@@ -108,17 +108,13 @@ fn unsupported_models_are_named() {
     }
 }
 
-/// Another decoder inside, a multiplier that cannot be, and rows in an order that codes of quantized tensors are not brought into.
+/// Another decoder inside, and a multiplier that cannot be.
 #[test]
 fn what_is_not_understood_of_later_families_is_named() {
     let inner = refusal("mistral3", |config| config["text_config"]["model_type"] = json!("ministral3"));
     assert_names(&inner, &["`ministral3`", "text_config.model_type", "mistral"]);
     let zero = refusal("granite", |config| config["logits_scaling"] = json!(0.0));
     assert_names(&zero, &["`logits_scaling`", "0"]);
-    let quantized =
-        json!({"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": true, "version": "gemm"});
-    let order = refusal("ernie4_5", |config| config["quantization_config"] = quantized.clone());
-    assert_names(&order, &["ernie4_5", "quantization_config", "GGUF"]);
 }
 
 #[test]

@@ -43,14 +43,16 @@ fn models() -> String {
     out += &folio_model::checkpoint::gguf::architecture_names();
     out += "; tensors of F32, F16, BF16, ";
     out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
-    out += "; tokenizers of kind gpt2 (a named pre-tokenizer), gemma4 and llama. Anything else is refused by name.\n";
+    out += "; tokenizers of kind gpt2 (a named pre-tokenizer), gemma4 and llama. Anything else is refused by name. In memory the formats of 1 to 3 bits take 4.3 to \
+            5.1 bits a weight, and on a GPU those that begin with IQ1, IQ2 and IQ3 take 10.\n";
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";
     out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE without a normalizer, as Llama 2, Mistral and Gemma have it, with the added tokens of \
             tokenizer_config.json or added_tokens.json. A Unigram model, a normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
-    out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Groups and columns are \
-            multiples of 32. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \
+    out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Columns are \
+            multiples of 32, and so are groups, but for NVFP4's of 16. NVFP4 takes 6 bits a weight in memory, since a scale and that of its \
+            matrix become one f32, and 10 on a GPU. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \
             they ask for. Anything else is refused by name.\n\n";
     out += folio_model::checkpoint::quantized::TABLE;
     out

@@ -15,7 +15,7 @@
 //!    sum, rounded once. Where a format has a scale per 16, both halves take step 2, then both take step 3.
 //!
 //! Then the bias, then the residual. `weight_scale` is one f32: an f16 as it is stored, or a f16 times a 6- or 8-bit
-//! integer, which is exact; in Folio's own formats it is the f32 itself.
+//! integer, and of i-quants a power of two, which is exact; in Folio's own formats it is the f32 itself.
 //!
 //! # ActivationLayout
 //!
@@ -28,6 +28,7 @@
 //! | [`Mx`] | 32 | exponents 16 x u8, codes |
 //! | [`Super`] | 256 | `d` 16 x f16, with minima `min` 16 x f16, then 8 times: 1 or 2 scales 16 x i8, as many minima 16 x i8, codes |
 //! | [`Grouped`] | 32 or 128 | `d` 16 x f32, with zeros `z` 16 x u8, codes of each 32 columns |
+//! | [`Halves`] | 32 | `d` of columns 0 to 15 and of the others, 16 x f32 each, codes |
 //!
 //! | block format | form | codes |
 //! |---|---|---|
@@ -37,21 +38,27 @@
 //! | IQ4_NL, MXFP4 | [`Simple`], [`Mx`] | [`Iq4`], [`E2m1`] |
 //! | Q4_K, Q5_K | [`Super`] with minima | [`Unsigned4`], [`Unsigned5`] |
 //! | IQ4_XS | [`Super`] | [`Iq4`] |
+//! | IQ3_XXS, IQ3_S | [`Super`] | [`Iq3Xxs`], [`Iq3S`] |
+//! | IQ2_XXS, IQ2_XS, IQ2_S, IQ1_S, IQ1_M | [`Super`], a scale per 16 columns | [`Iq2`], [`Iq1`] |
 //! | Q2_K | [`Super`] with minima, a scale per 16 columns | [`Unsigned4`] |
 //! | Q3_K, Q6_K | [`Super`], a scale per 16 columns | [`Signed4`], [`Signed6`] |
 //! | Int4x32, Int4x128 | [`Grouped`] | [`Signed4`] |
 //! | Uint4x32, Uint4x128 | [`Grouped`] with zeros; the minimum is `-(d * z)` | [`Unsigned4`] |
 //! | Int8x32, Int8x128 | [`Grouped`] | [`Signed8`] |
+//! | Fp4x16 | [`Halves`] | [`E2m1`] |
 //! | Fp8x32, Fp8x128 | none: floats, see `plain` | |
 //!
-//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2 more).
+//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2.5 more; i-quants of 1 to 3 bits: 4.3 or 4.6 in
+//! all).
 
 pub(crate) mod activations;
 pub(crate) mod pack;
 pub(crate) mod quantize;
 pub(crate) mod tile;
 
-use folio_model::quant::{BlockFormat, IQ4_VALUES, MXFP4_VALUES};
+use folio_model::quant::{
+    BlockFormat, IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IQ4_VALUES, MXFP4_VALUES,
+};
 
 use crate::simd::dot::Codes;
 use crate::simd::{LANES, Simd};
@@ -96,8 +103,8 @@ pub(crate) struct Scales {
     pub(crate) d: u16,
     /// f16 bits of the unit of minima, or of the minimum.
     pub(crate) min: u16,
-    /// f32 bits, of Folio's own formats.
-    pub(crate) d32: u32,
+    /// f32 bits, of Folio's own formats; the second of columns 16 to 31, where they have one.
+    pub(crate) d32: [u32; 2],
     /// The zero of those that have one.
     pub(crate) zero: u8,
     /// The exponent of MXFP4.
@@ -123,6 +130,10 @@ pub(crate) struct Mx<C>(std::marker::PhantomData<C>);
 /// `BLOCKS` times 32 columns under one f32 `d`, perhaps one zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Grouped<C, const BLOCKS: usize, const ZEROS: bool>(std::marker::PhantomData<C>);
+
+/// 32 columns, an f32 `d` for each half of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Halves<C>(std::marker::PhantomData<C>);
 
 /// 256 columns under one f16 `d`, perhaps one f16 `min`.
 #[derive(Clone, Copy)]
@@ -220,10 +231,37 @@ impl<C: Codes, const BLOCKS: usize, const ZEROS: bool> Form for Grouped<C, BLOCK
         [S::sub(S::splat(0.0), products); 2]
     }
     fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
-        put_at(record, 0, row, source.d32.to_le_bytes());
+        put_at(record, 0, row, source.d32[0].to_le_bytes());
         if ZEROS {
             put_at(record, Self::ZEROS_AT, row, [source.zero]);
         }
+    }
+}
+
+impl<C: Codes> Form for Halves<C> {
+    type C = C;
+    const BYTES: usize = 2 * 4 * LANES + C::BYTES;
+    const BLOCKS: usize = 1;
+    const HALVES: bool = true;
+    const MINIMA: bool = false;
+    const COMMON: bool = false;
+
+    #[inline(always)]
+    fn codes_at(_: usize) -> usize {
+        2 * 4 * LANES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, _: usize) -> [S::V; 2] {
+        // SAFETY: the record starts with twice 16 f32.
+        unsafe { [S::load(record.cast()), S::load(record.cast::<f32>().add(LANES))] }
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(_: *const u8, _: usize) -> [S::V; 2] {
+        [S::splat(0.0); 2]
+    }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        put_at(record, 0, row, source.d32[0].to_le_bytes());
+        put_at(record, 4 * LANES, row, source.d32[1].to_le_bytes());
     }
 }
 
@@ -239,7 +277,7 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Super<C, HALVES, MINIMA> 
         Self::HEAD + block * Self::BLOCK
     }
 
-    /// 16 f16 at `unit` times the bytes of each part at `at`; exact.
+    /// 16 f16 at `unit` times the bytes of each part at `at`, times what codes are in; exact.
     ///
     /// # Safety
     /// Both lie in the record.
@@ -247,7 +285,10 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Super<C, HALVES, MINIMA> 
     unsafe fn products<S: Simd>(record: *const u8, unit: usize, at: usize) -> [S::V; 2] {
         // SAFETY: the contract of this function.
         unsafe {
-            let unit = S::f16(record.add(unit).cast());
+            let mut unit = S::f16(record.add(unit).cast());
+            if C::UNIT != 1.0 {
+                unit = S::mul(unit, S::splat(C::UNIT));
+            }
             let first = S::mul(unit, S::i8(record.add(at).cast()));
             if HALVES { [first, S::mul(unit, S::i8(record.add(at + LANES).cast()))] } else { [first; 2] }
         }
@@ -297,7 +338,8 @@ impl<C: Codes, const HALVES: bool, const MINIMA: bool> Form for Super<C, HALVES,
 
 /// Declares what codes are.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident: $bits:literal bits, lift $lift:literal, top $top:literal $(, table $table:expr)?;)*) => {
+    ($($(#[$doc:meta])*
+    $name:ident: $bits:literal bits, lift $lift:literal, top $top:literal $(, table $table:expr)? $(, unit $unit:expr)?;)*) => {
         $($(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -306,6 +348,7 @@ macro_rules! codes {
             const LIFT: u8 = $lift;
             const TOP: u8 = $top;
             $(const TABLE: Option<[u8; 16]> = Some($table);)?
+            $(const UNIT: f32 = $unit;)?
         })*
     };
 }
@@ -325,8 +368,16 @@ codes! {
     Signed6: 6 bits, lift 32, top 63;
     /// The 16 values of IQ4_NL.
     Iq4: 4 bits, lift 128, top 241, table lift(IQ4_VALUES, 128);
-    /// The 16 values of MXFP4, doubled.
+    /// The 16 values of MXFP4 and Fp4x16, doubled.
     E2m1: 4 bits, lift 16, top 28, table lift(MXFP4_VALUES, 16);
+    /// The values of IQ2_XXS, IQ2_XS and IQ2_S.
+    Iq2: 4 bits, lift 48, top 91, table lift(IQ2_VALUES.values, 48), unit IQ2_VALUES.unit;
+    /// Those of IQ3_XXS.
+    Iq3Xxs: 4 bits, lift 32, top 63, table lift(IQ3_XXS_VALUES.values, 32), unit IQ3_XXS_VALUES.unit;
+    /// Those of IQ3_S.
+    Iq3S: 4 bits, lift 16, top 31, table lift(IQ3_S_VALUES.values, 16), unit IQ3_S_VALUES.unit;
+    /// Those of IQ1_S and IQ1_M.
+    Iq1: 4 bits, lift 16, top 25, table lift(IQ1_VALUES.values, 16), unit IQ1_VALUES.unit;
 }
 
 const fn lift(values: [i8; 16], by: i16) -> [u8; 16] {
@@ -361,12 +412,19 @@ pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output 
         BlockFormat::Q5_K => task.run::<Super<Unsigned5, false, true>>(),
         BlockFormat::Q6_K => task.run::<Super<Signed6, true, false>>(),
         BlockFormat::IQ4_XS => task.run::<Super<Iq4, false, false>>(),
+        BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => {
+            task.run::<Super<Iq2, true, false>>()
+        }
+        BlockFormat::IQ3_XXS => task.run::<Super<Iq3Xxs, false, false>>(),
+        BlockFormat::IQ3_S => task.run::<Super<Iq3S, false, false>>(),
+        BlockFormat::IQ1_S | BlockFormat::IQ1_M => task.run::<Super<Iq1, true, false>>(),
         BlockFormat::Int4x32 => task.run::<Grouped<Signed4, 1, false>>(),
         BlockFormat::Int4x128 => task.run::<Grouped<Signed4, 4, false>>(),
         BlockFormat::Uint4x32 => task.run::<Grouped<Unsigned4, 1, true>>(),
         BlockFormat::Uint4x128 => task.run::<Grouped<Unsigned4, 4, true>>(),
         BlockFormat::Int8x32 => task.run::<Grouped<Signed8, 1, false>>(),
         BlockFormat::Int8x128 => task.run::<Grouped<Signed8, 4, false>>(),
+        BlockFormat::Fp4x16 => task.run::<Halves<E2m1>>(),
         BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 has no integers"),
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: the bits of every block format that has a packed form. Must never: change a value (a test holds every format
 //! against its `decode`). Cost: one pass at load.
 
-use folio_model::quant::{BlockFormat, k_scale_min, q3_k_scale};
+use folio_model::quant::{BlockFormat, IqBlock, k_scale_min, q3_k_scale};
 
 use super::{Form, FormTask, Scales};
 use crate::simd::LANES;
@@ -79,14 +79,28 @@ impl Source {
             BlockFormat::Q5_K => s.read_k(b, &b[48..], Some(&b[16..48])),
             BlockFormat::Q6_K => s.read_q6_k(b),
             BlockFormat::IQ4_XS => s.read_iq4_xs(b),
+            BlockFormat::IQ2_XXS
+            | BlockFormat::IQ2_XS
+            | BlockFormat::IQ2_S
+            | BlockFormat::IQ3_XXS
+            | BlockFormat::IQ3_S
+            | BlockFormat::IQ1_S
+            | BlockFormat::IQ1_M => {
+                let block = IqBlock::read(format, b);
+                (s.scales.d, s.scales.scales, s.codes) = (block.d, block.scales, block.codes);
+            }
             BlockFormat::Int4x32 | BlockFormat::Int4x128 => s.read_nibbles(b, &b[4..]),
             BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => {
                 s.scales.zero = b[4];
                 s.read_nibbles(b, &b[5..]);
             }
             BlockFormat::Int8x32 | BlockFormat::Int8x128 => {
-                s.scales.d32 = u32_at(b);
+                s.scales.d32[0] = u32_at(b);
                 s.codes[..b.len() - 4].copy_from_slice(&b[4..]);
+            }
+            BlockFormat::Fp4x16 => {
+                s.scales.d32 = [u32_at(b), u32_at(&b[4..])];
+                nibbles(&b[8..], &mut s.codes);
             }
             BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 is packed as floats"),
         }
@@ -95,7 +109,7 @@ impl Source {
 
     /// An f32, and runs of 32 nibbles.
     fn read_nibbles(&mut self, b: &[u8], runs: &[u8]) {
-        self.scales.d32 = u32_at(b);
+        self.scales.d32[0] = u32_at(b);
         for (run, codes) in runs.chunks_exact(16).zip(self.codes.chunks_exact_mut(32)) {
             nibbles(run, codes);
         }
@@ -279,10 +293,20 @@ pub(crate) mod tests {
                 block[0] = 118 + block[0] % 8;
                 return;
             }
+            BlockFormat::IQ1_M => {
+                // Four bits of the scale in each of four words.
+                for (word, bits) in [0u8, 0, 4, 2].into_iter().enumerate() {
+                    block[49 + 2 * word] = block[49 + 2 * word] & 15 | bits << 4;
+                }
+                return;
+            }
             _ if format.ggml_type().is_none() => {
                 // Bits that no f16 has.
-                let x = u32_at(block) as f32 / u32::MAX as f32 * 0.02 - 0.01;
-                block[..4].copy_from_slice(&x.to_le_bytes());
+                let scales = if format == BlockFormat::Fp4x16 { &mut block[..8] } else { &mut block[..4] };
+                for scale in scales.as_chunks_mut::<4>().0 {
+                    let x = u32_at(scale) as f32 / u32::MAX as f32 * 0.02 - 0.01;
+                    *scale = x.to_le_bytes();
+                }
                 if matches!(format, BlockFormat::Uint4x32 | BlockFormat::Uint4x128) {
                     block[4] %= 17;
                 }
@@ -297,6 +321,16 @@ pub(crate) mod tests {
         for &at in floats {
             let x = f32::from(u16_at(block, at)) / 65536.0 * 0.02 - 0.01;
             block[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn a_weight_takes_little_more_than_in_its_file() {
+        for encoding in integers().map(Encoding::Block) {
+            let stored = 8.0 * encoding.bytes_per_value();
+            let more = 8.0 * crate::packed_bytes_per_value(encoding) - stored;
+            let most = if stored < 4.0 { 3.0 } else { 0.15 };
+            assert!((0.0..=most).contains(&more), "{encoding}: {more} bits more than {stored}");
         }
     }
 

@@ -3,7 +3,9 @@
 //! Owns: what a block's numbers are as the kernels take them. Invariant: the products and sums, each rounded to f32, give exactly what
 //! [`BlockFormat::decode`] gives, but for a NaN among e4m3 codes, which makes its whole group NaN.
 
-use folio_model::quant::{BlockFormat, k_scale_min, mxfp4_scale, q3_k_scale};
+use folio_model::quant::{
+    BlockFormat, IqBlock, IqValues, MXFP4_VALUES, k_scale_min, mxfp4_scale, q3_k_scale,
+};
 use half::f16;
 
 /// What codes stand for.
@@ -44,7 +46,16 @@ impl WeightLayout {
             BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::Int8x32 => (Codes::Eight, 32, false),
             BlockFormat::Int8x128 => (Codes::Eight, 128, false),
             BlockFormat::Q5_1 | BlockFormat::Q5_K => (Codes::Eight, 32, true),
-            BlockFormat::Q6_K => (Codes::Eight, 16, false),
+            // Those whose nibbles no kernel knows have a byte for each.
+            BlockFormat::Q6_K
+            | BlockFormat::Fp4x16
+            | BlockFormat::IQ2_XXS
+            | BlockFormat::IQ2_XS
+            | BlockFormat::IQ2_S
+            | BlockFormat::IQ3_XXS
+            | BlockFormat::IQ3_S
+            | BlockFormat::IQ1_S
+            | BlockFormat::IQ1_M => (Codes::Eight, 16, false),
             BlockFormat::IQ4_NL | BlockFormat::IQ4_XS => (Codes::Iq4, 32, false),
             BlockFormat::MXFP4 => (Codes::Mx4, 32, false),
             BlockFormat::Fp8x32 => (Codes::Fp8, 32, false),
@@ -113,6 +124,11 @@ pub fn unpack(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
             scales[0] = mxfp4_scale(block[0]);
             nibbles(&block[1..], codes);
         }
+        BlockFormat::Fp4x16 => {
+            (scales[0], scales[1]) = (single(block), single(&block[4..]));
+            nibbles(&block[8..], codes);
+            codes.iter_mut().for_each(|code| *code = MXFP4_VALUES[usize::from(*code)] as u8);
+        }
         BlockFormat::Int4x32 | BlockFormat::Int4x128 => {
             scales[0] = single(block);
             nibbles(&block[4..], codes);
@@ -132,6 +148,22 @@ pub fn unpack(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
             let d = if (d * 256.0).is_finite() { d } else { d * 256.0 };
             scales[0] = if nan { f32::NAN } else { d };
             codes.copy_from_slice(&block[4..]);
+        }
+        BlockFormat::IQ2_XXS
+        | BlockFormat::IQ2_XS
+        | BlockFormat::IQ2_S
+        | BlockFormat::IQ3_XXS
+        | BlockFormat::IQ3_S
+        | BlockFormat::IQ1_S
+        | BlockFormat::IQ1_M => {
+            let IqValues { values, unit } = format.iq_values().expect("an i-quant");
+            let block = IqBlock::read(format, block);
+            for (out, scale) in scales.iter_mut().zip(block.scales) {
+                *out = f16::from_bits(block.d).to_f32() * f32::from(scale) * unit;
+            }
+            for (out, code) in codes.iter_mut().zip(block.codes) {
+                *out = values[usize::from(code)] as u8;
+            }
         }
         BlockFormat::Q2_K
         | BlockFormat::Q3_K
@@ -212,7 +244,7 @@ fn super_block(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use folio_model::quant::{IQ4_VALUES, MXFP4_VALUES};
+    use folio_model::quant::IQ4_VALUES;
 
     use super::*;
 

@@ -12,6 +12,7 @@
 //! Owns: those names and shapes, and how rows are picked out of them. To everybody else there are matrices of all experts, expert
 //! after expert. Must never: change a value. Cost: headers only; reading a matrix is one pass over its tensor.
 
+use super::gguf::RowOrder;
 use super::quantized::{Quantization, mxfp4_rows};
 use super::shards::{Entry, Form, Index, Shard};
 use crate::config::{Config, Experts};
@@ -77,6 +78,16 @@ impl Stacked {
     }
 }
 
+/// Experts that a family stores as one tensor are linear layers of their own in checkpoints whose linear layers were quantized.
+pub fn find_apart(config: &mut Config, index: &Index) {
+    let Some(layer) = (0..config.layers).find(|layer| config.experts_of(*layer).is_some()) else { return };
+    let first = format!("model.layers.{layer}.mlp.experts.0.");
+    let apart = index.range(first.clone()..).next().is_some_and(|(name, _)| name.starts_with(&first));
+    if let (true, Some(mixture)) = (apart, config.family.mixture.as_mut()) {
+        mixture.stored = ExpertTensors::Each;
+    }
+}
+
 /// Puts the matrices and vectors of all experts in the place of the tensors they are stored in.
 pub fn apply(config: &Config, location: &str, shards: &mut [Shard], index: &mut Index) -> Result<()> {
     let Some((Experts { count, .. }, mixture)) = config.experts.zip(config.family.mixture) else {
@@ -137,7 +148,7 @@ impl Files<'_> {
                     encoding: Ok(Encoding::Block(matrix.format)),
                     shape: matrix.shape.to_vec(),
                     range: codes.range.clone(),
-                    form: Form::Quantized(Box::new(matrix.clone())),
+                    form: Form::Quantized(Box::new(matrix.clone()), RowOrder::AsStored),
                 };
                 self.put(name, "weight", codes.shard, entry);
             }

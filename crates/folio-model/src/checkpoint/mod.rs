@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use digest::Digest;
 pub use generation::GenerationConfig;
-use gguf::{Metadata, open};
+use gguf::{Metadata, RowOrder, open};
 pub use pooling::{POOLING_FILES, Pooling};
 use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
@@ -40,6 +40,8 @@ use crate::weights::{Pick, TensorSpec, weight_specs};
 
 pub(crate) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
+/// What ModelOpt wrote beside a config.json that says nothing of quantization.
+const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
 const HEAD: &str = "lm_head.weight";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -118,9 +120,13 @@ impl<'a> Tensor<'a> {
                 let bytes = stacked.read(self.stored, self.shape, size);
                 Ok(Values { bytes: Cow::Owned(bytes), order: None })
             }
-            Form::Quantized(matrix) => {
+            Form::Quantized(matrix, order) => {
                 let made = matrix.make(self.shards)?;
-                Ok(Values { bytes: Cow::Owned(made.bytes), order: made.order })
+                let bytes = match order {
+                    RowOrder::AsStored => made.bytes,
+                    order => order.arranged(&made.bytes, matrix.shape[0]).into_owned(),
+                };
+                Ok(Values { bytes: Cow::Owned(bytes), order: made.order })
             }
         }
     }
@@ -189,6 +195,11 @@ impl Checkpoint {
         };
         let config_name = source.display(CONFIG);
         let mut config = Config::parse(&config_name, &config_text)?;
+        if config.quantization.is_none()
+            && let Some(text) = source.read(HF_QUANT_CONFIG)?
+        {
+            config.quantization = quantized::parse_hf_quant_config(&source.display(HF_QUANT_CONFIG), &text)?;
+        }
         let map = json::parse_object(&config_name, &config_text)?;
         let own = source.read(GENERATION)?;
         let own_name = source.display(GENERATION);
@@ -204,7 +215,8 @@ impl Checkpoint {
         // Nothing reads logits, so any matrix of that shape does.
         config.tied |= only_embeds;
         if stored {
-            shards::apply_names(&config, &mut shards, &mut tensors)?;
+            shards::apply_names(&config, &mut shards, &mut tensors);
+            experts::find_apart(&mut config, &tensors);
             experts::apply(&config, &source.location(), &mut shards, &mut tensors)?;
             quantized::apply(&config, &source.location(), &mut shards, &mut tensors)?;
         }
@@ -346,8 +358,8 @@ impl Checkpoint {
         })?;
         // A matrix's or vector's first size is its rows; what the configuration asks for has at least one. A number is one.
         let whole = |rows: &usize| match &entry.form {
-            Form::Rows(order) => order.fits(*rows),
-            Form::Experts(_) | Form::Quantized(_) => true,
+            Form::Rows(order) | Form::Quantized(_, order) => order.fits(*rows),
+            Form::Experts(_) => true,
         };
         if !whole(entry.shape.first().unwrap_or(&1)) {
             return Err(ModelError::Damaged {
@@ -373,7 +385,7 @@ impl Checkpoint {
         let Ok((shard, entry)) = self.find(tensor) else { return };
         match &entry.form {
             Form::Rows(_) | Form::Experts(_) => shard.storage.release(entry.range.clone()),
-            Form::Quantized(matrix) => {
+            Form::Quantized(matrix, _) => {
                 for piece in matrix.pieces() {
                     self.shards[piece.shard].storage.release(piece.range.clone());
                 }

@@ -43,8 +43,9 @@ pub enum Form {
     Rows(RowOrder),
     /// From its own bytes, as one of the tensors that are stored together.
     Experts(Stacked),
-    /// Made of several tensors; `encoding` and `shape` are those of the whole, `range` is that of the codes.
-    Quantized(Box<Matrix>),
+    /// Made of several tensors, its rows then in this order; `encoding` and `shape` are those of the whole, `range` is that of
+    /// the codes.
+    Quantized(Box<Matrix>, RowOrder),
 }
 
 /// Tensor name to index of its shard.
@@ -167,7 +168,7 @@ fn open_shard(
 }
 
 /// Calls tensors what the decoder calls them, and sees to it that rows of q and k are read in its order, as the family's row says.
-pub fn apply_names(config: &Config, shards: &mut [Shard], index: &mut Index) -> Result<()> {
+pub fn apply_names(config: &Config, shards: &mut [Shard], index: &mut Index) {
     let family = &config.family;
     let decoder_name = |stored: &String| {
         let renamed = |name: String, (stored, ours): &(&str, &str)| name.replace(stored, ours);
@@ -182,17 +183,7 @@ pub fn apply_names(config: &Config, shards: &mut [Shard], index: &mut Index) -> 
         }
     }
     if family.pairs == Pairs::Halves {
-        return Ok(());
-    }
-    if config.quantization.is_some() {
-        return Err(ModelError::Unsupported {
-            file: super::CONFIG.to_owned(),
-            what: format!(
-                "quantized tensors of a model of type {} (field `quantization_config`)",
-                family.model_type
-            ),
-            supported: "supported: its plain tensors, or its GGUF file".to_owned(),
-        });
+        return;
     }
     for (name, entry) in shards.iter_mut().flat_map(|shard| &mut shard.entries) {
         let heads = match name {
@@ -202,7 +193,6 @@ pub fn apply_names(config: &Config, shards: &mut [Shard], index: &mut Index) -> 
         };
         entry.form = Form::Rows(RowOrder::Interleaved { heads });
     }
-    Ok(())
 }
 
 /// `weight_map` of a sharded checkpoint: tensor name to file name in the same folder.

@@ -50,6 +50,7 @@ pub struct Listing {
 const SIDE_FILES: &[&str] = &[
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tekken.json",
     "tokenizer_config.json",

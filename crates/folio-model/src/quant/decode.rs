@@ -6,7 +6,7 @@
 
 use half::f16;
 
-use super::BlockFormat;
+use super::{BlockFormat, IqBlock, IqValues};
 
 impl BlockFormat {
     /// Decodes whole blocks. Panics unless `bytes` is whole blocks and `out` has exactly their values.
@@ -26,11 +26,19 @@ impl BlockFormat {
             BlockFormat::Q6_K => q6_k,
             BlockFormat::IQ4_NL => iq4_nl,
             BlockFormat::IQ4_XS => iq4_xs,
+            BlockFormat::IQ2_XXS
+            | BlockFormat::IQ2_XS
+            | BlockFormat::IQ2_S
+            | BlockFormat::IQ3_XXS
+            | BlockFormat::IQ3_S
+            | BlockFormat::IQ1_S
+            | BlockFormat::IQ1_M => return iq(self, bytes, out),
             BlockFormat::MXFP4 => mxfp4,
             BlockFormat::Int4x32 | BlockFormat::Int4x128 => int4,
             BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => uint4,
             BlockFormat::Int8x32 | BlockFormat::Int8x128 => int8,
             BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => fp8,
+            BlockFormat::Fp4x16 => fp4,
         };
         for (block, out) in bytes.chunks_exact(self.bytes()).zip(out.chunks_exact_mut(self.values())) {
             one(block, out);
@@ -41,7 +49,7 @@ impl BlockFormat {
 /// What the 16 codes of IQ4_NL and IQ4_XS stand for.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// What the 16 codes of MXFP4 (E2M1) stand for, doubled so that they are integers.
+/// What the 16 codes of MXFP4 and Fp4x16 (E2M1) stand for, doubled so that they are integers.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// The scale of an MXFP4 block, `2^(e - 128)`: half of what E8M0 means, since [`MXFP4_VALUES`] are doubled.
@@ -209,6 +217,18 @@ fn iq4_xs(block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Blocks of an i-quant of 256 values.
+fn iq(format: BlockFormat, bytes: &[u8], out: &mut [f32]) {
+    let IqValues { values, unit } = format.iq_values().expect("an i-quant");
+    for (block, out) in bytes.chunks_exact(format.bytes()).zip(out.chunks_exact_mut(format.values())) {
+        let IqBlock { d, scales, codes } = IqBlock::read(format, block);
+        for (i, (x, code)) in out.iter_mut().zip(codes).enumerate() {
+            let scale = f16::from_bits(d).to_f32() * f32::from(scales[i / 16]) * unit;
+            *x = scale * f32::from(values[usize::from(code)]);
+        }
+    }
+}
+
 fn mxfp4(block: &[u8], out: &mut [f32]) {
     let d = mxfp4_scale(block[0]);
     nibbles(&block[1..], out, |_, q| f32::from(MXFP4_VALUES[usize::from(q)]) * d);
@@ -245,6 +265,11 @@ fn fp8(block: &[u8], out: &mut [f32]) {
     for (x, q) in out.iter_mut().zip(&block[4..]) {
         *x = if q & 0x7f == 0x7f { f32::NAN } else { d * e4m3_in_256ths(*q).to_f32() };
     }
+}
+
+fn fp4(block: &[u8], out: &mut [f32]) {
+    let d = [single(block), single(&block[4..])];
+    nibbles(&block[8..], out, |i, q| d[i / 16] * f32::from(MXFP4_VALUES[usize::from(q)]));
 }
 
 #[cfg(test)]
@@ -297,6 +322,24 @@ mod tests {
             of(BlockFormat::Int8x32, BlockFormat::Int8x128).decode(&block, &mut out);
             for (i, x) in out.iter().enumerate() {
                 assert_eq!(*x, d * f32::from(byte(i) as i8));
+            }
+        }
+    }
+
+    /// Every code of E2M1 by its definition, under either scale.
+    #[test]
+    fn halves_of_e2m1_have_a_scale_each() {
+        for scales in [[1.0f32, 0.0371], [-7.7e-6, 1.3e36], [f32::from_bits(0x3f80_0001), 0.0]] {
+            let halved = scales.map(|scale| (scale / 2.0).to_le_bytes()).concat();
+            // Both halves have all codes, the second in the other order.
+            let block: Vec<u8> = halved.into_iter().chain((0..16).map(|i| i | (15 - i) << 4)).collect();
+            let mut out = [9.0; 32];
+            BlockFormat::Fp4x16.decode(&block, &mut out);
+            for (i, x) in out.into_iter().enumerate() {
+                let code = if i < 16 { i } else { 31 - i };
+                let (e, m) = (code as i32 >> 1 & 3, (code & 1) as f32);
+                let size = if e == 0 { m / 2.0 } else { (1.0 + m / 2.0) * 2f32.powi(e - 1) };
+                assert_eq!(x, scales[i / 16] * if code > 7 { -size } else { size }, "{scales:?} {i}");
             }
         }
     }

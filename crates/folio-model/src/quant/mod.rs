@@ -4,10 +4,12 @@
 //! format's value is defined by [`BlockFormat::decode`]; whatever a backend packs must compute with exactly those values.
 
 mod decode;
+mod iq;
 
 use std::fmt;
 
 pub use decode::{IQ4_VALUES, MXFP4_VALUES, e4m3_in_256ths, k_scale_min, mxfp4_scale, q3_k_scale};
+pub use iq::{IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IqBlock, IqValues};
 
 use crate::backend::DType;
 
@@ -70,7 +72,7 @@ impl fmt::Display for Encoding {
 /// (low) and value `i + 16` (high). Those of 256 values have scales of their own for every 16 or 32 values, themselves in
 /// units of `d`.
 ///
-/// Folio's own (`Int4x32` to `Fp8x128`) are what quantized safetensors checkpoints are re-expressed in: the kind of code, and
+/// Folio's own (`Int4x32` to `Fp4x16`) are what quantized safetensors checkpoints are re-expressed in: the kind of code, and
 /// how many values share a scale. No file holds them. `d` is an f32, because checkpoints have scales in f16, bf16 and f32;
 /// each run of 32 nibbles is 16 bytes in pairs as above; numbers are little endian.
 #[allow(non_camel_case_types, reason = "the field's own names")]
@@ -105,6 +107,23 @@ pub enum BlockFormat {
     /// 256 values in runs of 32: `d`, 8 x 2 high bits and 8 x 4 low bits of scales, 128 bytes of nibbles as in IQ4_NL.
     /// `x = d * (scale - 32) * value`
     IQ4_XS,
+    /// 256 values in runs of 32: `d`, and of each run 4 points of 8 values, 4 x 7 signs and a scale of 4 bits. This and those to
+    /// IQ1_M: see [`IqBlock`].
+    IQ2_XXS,
+    /// 256 values in runs of 16: `d`, 32 x (9 bits of a point of 8 values, 7 signs), 16 scales of 4 bits.
+    IQ2_XS,
+    /// 256 values in runs of 16: `d`, 32 points of 8 values, 256 signs, 32 x 2 high bits of points, 16 scales of 4 bits.
+    IQ2_S,
+    /// 256 values in runs of 32: `d`, 64 points of 4 values, and of each run 4 x 7 signs and a scale of 4 bits.
+    IQ3_XXS,
+    /// 256 values in runs of 32: `d`, 64 points of 4 values, 64 high bits of them, 256 signs, 8 scales of 4 bits.
+    IQ3_S,
+    /// 256 values in runs of 32: `d`, 32 points of 8 values, and of each run 4 x 3 high bits, a scale of 3 bits and the sign of
+    /// an eighth.
+    IQ1_S,
+    /// 256 values in runs of 16: 32 points of 8 values, 32 x (3 high bits, the sign of an eighth), 16 scales of 3 bits with `d`
+    /// between them.
+    IQ1_M,
     /// 32 values (OCP MX): one byte of exponent, 16 bytes of nibbles (E2M1). `x = 2^(e - 128) * value`, with `value` of
     /// [`MXFP4_VALUES`]
     MXFP4,
@@ -125,10 +144,13 @@ pub enum BlockFormat {
     Fp8x32,
     /// 128 values: `d`, 128 codes of e4m3fn, likewise.
     Fp8x128,
+    /// 32 values: `d` of the first 16, `d` of the others, 16 bytes of nibbles (E2M1). `x = d * value`, with `value` of
+    /// [`MXFP4_VALUES`], so that `d` is half of a checkpoint's scale.
+    Fp4x16,
 }
 
 impl BlockFormat {
-    pub const ALL: [BlockFormat; 21] = [
+    pub const ALL: [BlockFormat; 29] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -141,6 +163,13 @@ impl BlockFormat {
         BlockFormat::Q6_K,
         BlockFormat::IQ4_NL,
         BlockFormat::IQ4_XS,
+        BlockFormat::IQ2_XXS,
+        BlockFormat::IQ2_XS,
+        BlockFormat::IQ2_S,
+        BlockFormat::IQ3_XXS,
+        BlockFormat::IQ3_S,
+        BlockFormat::IQ1_S,
+        BlockFormat::IQ1_M,
         BlockFormat::MXFP4,
         BlockFormat::Int4x32,
         BlockFormat::Int4x128,
@@ -150,6 +179,7 @@ impl BlockFormat {
         BlockFormat::Int8x128,
         BlockFormat::Fp8x32,
         BlockFormat::Fp8x128,
+        BlockFormat::Fp4x16,
     ];
 
     /// The formats that GGUF files have.
@@ -172,6 +202,13 @@ impl BlockFormat {
             BlockFormat::Q6_K => 14,
             BlockFormat::IQ4_NL => 20,
             BlockFormat::IQ4_XS => 23,
+            BlockFormat::IQ2_XXS => 16,
+            BlockFormat::IQ2_XS => 17,
+            BlockFormat::IQ2_S => 22,
+            BlockFormat::IQ3_XXS => 18,
+            BlockFormat::IQ3_S => 21,
+            BlockFormat::IQ1_S => 19,
+            BlockFormat::IQ1_M => 29,
             BlockFormat::MXFP4 => 39,
             _ => return None,
         })
@@ -188,6 +225,7 @@ impl BlockFormat {
             BlockFormat::Int8x128 => 133,
             BlockFormat::Fp8x32 => 134,
             BlockFormat::Fp8x128 => 135,
+            BlockFormat::Fp4x16 => 136,
             _ => match self.ggml_type() {
                 Some(number) => 16 + number as u8,
                 None => unreachable!(),
@@ -208,7 +246,8 @@ impl BlockFormat {
             | BlockFormat::Int4x32
             | BlockFormat::Uint4x32
             | BlockFormat::Int8x32
-            | BlockFormat::Fp8x32 => 32,
+            | BlockFormat::Fp8x32
+            | BlockFormat::Fp4x16 => 32,
             BlockFormat::Int4x128 | BlockFormat::Uint4x128 | BlockFormat::Int8x128 | BlockFormat::Fp8x128 => {
                 128
             }
@@ -217,7 +256,14 @@ impl BlockFormat {
             | BlockFormat::Q4_K
             | BlockFormat::Q5_K
             | BlockFormat::Q6_K
-            | BlockFormat::IQ4_XS => 256,
+            | BlockFormat::IQ4_XS
+            | BlockFormat::IQ2_XXS
+            | BlockFormat::IQ2_XS
+            | BlockFormat::IQ2_S
+            | BlockFormat::IQ3_XXS
+            | BlockFormat::IQ3_S
+            | BlockFormat::IQ1_S
+            | BlockFormat::IQ1_M => 256,
         }
     }
 
@@ -236,6 +282,13 @@ impl BlockFormat {
             BlockFormat::Q6_K => 210,
             BlockFormat::IQ4_NL => 18,
             BlockFormat::IQ4_XS => 136,
+            BlockFormat::IQ2_XXS => 66,
+            BlockFormat::IQ2_XS => 74,
+            BlockFormat::IQ2_S => 82,
+            BlockFormat::IQ3_XXS => 98,
+            BlockFormat::IQ3_S => 110,
+            BlockFormat::IQ1_S => 50,
+            BlockFormat::IQ1_M => 56,
             BlockFormat::MXFP4 => 17,
             BlockFormat::Int4x32 => 4 + 16,
             BlockFormat::Int4x128 => 4 + 64,
@@ -243,6 +296,7 @@ impl BlockFormat {
             BlockFormat::Uint4x128 => 5 + 64,
             BlockFormat::Int8x32 | BlockFormat::Fp8x32 => 4 + 32,
             BlockFormat::Int8x128 | BlockFormat::Fp8x128 => 4 + 128,
+            BlockFormat::Fp4x16 => 2 * 4 + 16,
         }
     }
 }
@@ -255,9 +309,11 @@ mod tests {
     #[test]
     fn tags_stay_what_they_were() {
         let tags = BlockFormat::ALL.map(BlockFormat::tag);
-        let want =
-            [18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 55, 128, 129, 130, 131, 132, 133, 134, 135];
+        let want = [
+            18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 32, 33, 38, 34, 37, 35, 45, 55, 128, 129, 130,
+            131, 132, 133, 134, 135, 136,
+        ];
         assert_eq!(tags, want);
-        assert_eq!(BlockFormat::of_ggml().count(), 13);
+        assert_eq!(BlockFormat::of_ggml().count(), 20);
     }
 }

@@ -1,7 +1,7 @@
 //! What a model is going to need, known from its headers before a weight is read.
 //!
-//! Owns: the estimate by which several models share a machine's memory. Sizes come from where serving takes them: weights as they are stored
-//! or quantized, the KV cache from `memory::pool`. Buffers of a step, the vocabulary and the program itself are not in it.
+//! Owns: the estimate by which several models share a machine's memory. Sizes come from where serving takes them: weights as a
+//! processor packs them, the KV cache from `memory::pool`. Buffers of a step, the vocabulary and the program itself are not in it.
 
 use std::path::Path;
 
@@ -129,7 +129,7 @@ fn weights(checkpoint: &Checkpoint, args: &EngineArgs) -> Result<(u64, String, u
             LoadFormat::Auto => checkpoint.tensor(part)?.encoding,
         };
         let becomes = becomes(stored, &shape, args.quantize);
-        let size = (values as f64 * becomes.bytes_per_value()) as u64;
+        let size = (values as f64 * folio_cpu::packed_bytes_per_value(becomes)) as u64;
         bytes += size;
         if size > most.0 {
             most = (size, becomes.to_string());

@@ -35,12 +35,14 @@ pub(crate) const VECTORS: usize = 8;
 pub(crate) trait Codes: Copy + 'static {
     /// 4, 5, 6 or 8.
     const BITS: usize;
-    /// The unsigned byte that kernels multiply is the value plus this: 0, 8, 16, 32 or 128.
+    /// The unsigned byte that kernels multiply is the value plus this: a multiple of 8, and 128 where they are [`Codes::WIDE`].
     const LIFT: u8;
     /// The largest such byte.
     const TOP: u8;
     /// The lifted value of each nibble, where it is not the nibble itself.
     const TABLE: Option<[u8; 16]> = None;
+    /// What a value is in units of the scale, a power of two.
+    const UNIT: f32 = 1.0;
 
     /// Bytes of a block of 16 rows.
     const BYTES: usize = 64 * Self::BITS;

@@ -19,18 +19,11 @@ pub fn encoding(number: u32) -> Result<Encoding, String> {
         5 => "Q4_3",
         9 => "Q8_1",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
         24 => "I8",
         25 => "I16",
         26 => "I32",
         27 => "I64",
         28 => "F64",
-        29 => "IQ1_M",
         31 => "Q4_0_4_4",
         32 => "Q4_0_4_8",
         33 => "Q4_0_8_8",
@@ -115,7 +108,8 @@ mod tests {
     fn numbers_are_ggmls() {
         assert_eq!(encoding(30), Ok(Encoding::Plain(DType::BF16)));
         assert_eq!(encoding(14), Ok(Encoding::Block(BlockFormat::Q6_K)));
-        assert_eq!(encoding(16), Err("IQ2_XXS".into()));
+        assert_eq!(encoding(16), Ok(Encoding::Block(BlockFormat::IQ2_XXS)));
+        assert_eq!(encoding(34), Err("TQ1_0".into()));
         assert!(encoding(99).unwrap_err().contains("99"));
         // Every number is one thing only.
         let known = (0..64).filter(|number| encoding(*number).is_ok()).count();

@@ -100,6 +100,7 @@ pub fn plan(
         format,
         codes: Codes { piece, packing: Packing::Awq },
         scales: Scales { piece: scales, row_div: 1, row_stride: 1, group_stride: rows },
+        whole: None,
         zeros: Zeros::Awq(zeros),
         group,
         groups: None,

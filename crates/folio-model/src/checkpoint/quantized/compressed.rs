@@ -6,12 +6,14 @@
 //! | int-quantized | `weight` I8 |
 //! | float-quantized | `weight` e4m3 |
 //! | mxfp4-pack-quantized | `weight_packed` U8 `[rows, columns / 2]`, `weight_scale` U8 (exponents) `[rows, columns / 32]` |
+//! | nvfp4-pack-quantized | see [`nvfp4`] |
 //!
 //! and `weight_scale`: one, one a row, one a row and group, or one a block. naive-quantized is int- or float-quantized by type.
 
 use super::Kind;
 use super::gptq::{blocks, format};
 use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
+use super::nvfp4;
 use super::options::Options;
 use super::piece::{Element, Piece, Pieces};
 use super::rules::Target;
@@ -20,7 +22,7 @@ use crate::error::Result;
 use crate::quant::BlockFormat;
 
 const SUPPORTED: &str = "supported of compressed-tensors: weights in pack-quantized (4 bits, symmetric 8 bits), int-quantized, \
-    float-quantized (8 bits) and mxfp4-pack-quantized, activations of at least 8 bits";
+    float-quantized (8 bits), mxfp4-pack-quantized and nvfp4-pack-quantized, activations of at least 8 bits or of FP4";
 
 /// Modules of one setting.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +46,7 @@ enum Storage {
     Int,
     Float,
     Mxfp4,
+    Nvfp4,
 }
 
 /// What shares a scale.
@@ -52,6 +55,8 @@ enum Strategy {
     Tensor,
     Channel,
     Group(usize),
+    /// A group, and another scale for the whole matrix.
+    TensorGroup(usize),
     Block([usize; 2]),
 }
 
@@ -64,11 +69,6 @@ pub struct Compressed {
 impl Compressed {
     pub fn parse(options: Options<'_>) -> Result<Self> {
         let fields = options.0;
-        options.none(
-            "kv_cache_scheme",
-            "a quantized KV cache",
-            "supported: checkpoints without kv_cache_scheme",
-        )?;
         options.none("transform_config", "a transform of the weights", SUPPORTED)?;
         options.none("moe_sparsity_config", "sparsity", SUPPORTED)?;
         refuse_sparsity(options)?;
@@ -82,6 +82,8 @@ impl Compressed {
             "global_compression_ratio",
             "sparsity_config",
             "version",
+            // Scales of a KV cache are read past.
+            "kv_cache_scheme",
         ];
         options.only(&known, SUPPORTED)?;
         let path = format!("{}config_groups.", fields.path());
@@ -172,7 +174,8 @@ impl Group {
         let path = format!("{}input_activations.", fields.path());
         if let Some(inputs) = fields.object("input_activations", &path)? {
             let bits = inputs.size_opt("num_bits", 64)?.unwrap_or(8);
-            if bits < 8 {
+            let float = inputs.text("type")? == Some("float");
+            if bits < 8 && !(float && bits == 4) {
                 return Err(Options(inputs).unsupported(
                     "num_bits",
                     &format!("activations of {bits} bits"),
@@ -238,6 +241,7 @@ impl Weights {
             ("int-quantized" | "naive-quantized", false) => (Storage::Int, &[4, 8]),
             ("float-quantized" | "naive-quantized", true) => (Storage::Float, &[8]),
             ("mxfp4-pack-quantized", true) => (Storage::Mxfp4, &[4]),
+            ("nvfp4-pack-quantized", true) => (Storage::Nvfp4, &[4]),
             _ => return Err(unsupported()),
         };
         let bits = match fields.value("num_bits") {
@@ -257,8 +261,16 @@ impl Weights {
         let strategy = Strategy::parse(options)?;
         match (storage, strategy) {
             (Storage::Mxfp4, Strategy::Group(32)) => {}
+            (Storage::Nvfp4, Strategy::TensorGroup(nvfp4::GROUP)) => {}
             (Storage::Mxfp4, _) => {
                 return Err(options.unsupported("group_size", "MXFP4 in other groups than 32", SUPPORTED));
+            }
+            (Storage::Nvfp4, _) => {
+                let what = "NVFP4 without a scale of the matrix, or in other groups than 16";
+                return Err(options.unsupported("strategy", what, SUPPORTED));
+            }
+            (_, Strategy::TensorGroup(_)) => {
+                return Err(options.unsupported("strategy", "the strategy `tensor_group`", SUPPORTED));
             }
             (Storage::Packed(_) | Storage::Int, Strategy::Block(_)) => {
                 return Err(options.unsupported("strategy", "integers in blocks", SUPPORTED));
@@ -276,25 +288,26 @@ impl Weights {
         let name = |part: &str| format!("{module}.{part}");
         let group = self.strategy.group(cols);
         let count = cols.div_ceil(group);
-        let kind = match self.storage {
-            Storage::Packed(4) if self.symmetric => Kind::Int4,
-            Storage::Packed(4) => Kind::Uint4,
-            Storage::Packed(_) | Storage::Int => Kind::Int8,
-            Storage::Float | Storage::Mxfp4 => Kind::Fp8,
-        };
         let (packed, plain) = (name("weight_packed"), name("weight"));
         let need = |name: &str, element, width| pieces.need(name, &[element], &[&[rows, width]]);
-        let (piece, packing) = match self.storage {
+        let (kind, piece, packing) = match self.storage {
             Storage::Packed(bits) => {
                 let words = (cols * bits as usize).div_ceil(32);
-                let packing =
-                    if bits == 4 { Packing::Nibbles(4 * words) } else { Packing::Raised(4 * words) };
-                (need(&packed, Element::I32, words)?, packing)
+                let (kind, packing) = match (bits, self.symmetric) {
+                    (4, true) => (Kind::Int4, Packing::Nibbles(4 * words)),
+                    (4, false) => (Kind::Uint4, Packing::Nibbles(4 * words)),
+                    _ => (Kind::Int8, Packing::Raised(4 * words)),
+                };
+                (kind, need(&packed, Element::I32, words)?, packing)
             }
-            Storage::Int => (need(&plain, Element::I8, cols)?, Packing::Bytes(cols)),
-            Storage::Float => (need(&plain, Element::E4M3, cols)?, Packing::Bytes(cols)),
+            Storage::Int => (Kind::Int8, need(&plain, Element::I8, cols)?, Packing::Bytes(cols)),
+            Storage::Float => (Kind::Fp8, need(&plain, Element::E4M3, cols)?, Packing::Bytes(cols)),
             Storage::Mxfp4 => {
-                (need(&packed, Element::U8, cols.div_ceil(2))?, Packing::Nibbles(cols.div_ceil(2)))
+                let row = cols.div_ceil(2);
+                (Kind::Fp8, need(&packed, Element::U8, row)?, Packing::Nibbles(row))
+            }
+            Storage::Nvfp4 => {
+                return nvfp4::plan(nvfp4::Form::CompressedTensors, module, shape, pieces);
             }
         };
         let mut unused: Vec<Piece> = ["input_scale", "input_zero_point"]
@@ -331,6 +344,7 @@ impl Weights {
             format,
             codes: Codes { piece, packing },
             scales,
+            whole: None,
             zeros,
             group,
             groups,
@@ -348,7 +362,8 @@ impl Strategy {
             (Some("tensor"), _) => Ok(Self::Tensor),
             (Some("channel"), _) => Ok(Self::Channel),
             (Some("group"), Some(group)) | (None, Some(group)) => Ok(Self::Group(group)),
-            (Some("group"), None) => Err(fields.problem("group_size", "is missing")),
+            (Some("tensor_group"), Some(group)) => Ok(Self::TensorGroup(group)),
+            (Some("group" | "tensor_group"), None) => Err(fields.problem("group_size", "is missing")),
             (Some("block"), _) => match options.block("block_structure")? {
                 Some(block) => Ok(Self::Block(block)),
                 None => Err(fields.problem("block_structure", "is missing")),
@@ -367,7 +382,7 @@ impl Strategy {
     fn group(self, cols: usize) -> usize {
         match self {
             Self::Tensor | Self::Channel => cols,
-            Self::Group(group) | Self::Block([_, group]) => group,
+            Self::Group(group) | Self::TensorGroup(group) | Self::Block([_, group]) => group,
         }
     }
 
@@ -388,7 +403,7 @@ impl Strategy {
             Self::Channel => {
                 Scales { piece: need(&[&[rows, 1], &[rows]])?, row_div: 1, row_stride: 1, group_stride: 0 }
             }
-            Self::Group(_) => {
+            Self::Group(_) | Self::TensorGroup(_) => {
                 Scales { piece: need(&[&[rows, count]])?, row_div: 1, row_stride: count, group_stride: 1 }
             }
             Self::Block([tall, _]) => {

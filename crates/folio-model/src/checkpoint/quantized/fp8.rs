@@ -30,6 +30,9 @@ pub struct Fp8 {
 }
 
 impl Fp8 {
+    /// One scale for each matrix.
+    pub const OF_MATRICES: Self = Self { block: None };
+
     pub fn parse(options: Options<'_>) -> Result<Self> {
         const SUPPORTED: &str = "supported: FP8 weights in e4m3, with one scale or in blocks";
         options.only(KNOWN, SUPPORTED)?;
@@ -76,11 +79,12 @@ impl Fp8 {
             format,
             codes: Codes { piece, packing: Packing::Bytes(cols) },
             scales,
+            whole: None,
             zeros: Zeros::Implied,
             group,
             groups: None,
             every: Every::ALL,
-            unused: ["input_scale", "activation_scale", "k_scale", "v_scale"]
+            unused: ["input_scale", "activation_scale"]
                 .iter()
                 .filter_map(|part| pieces.unused(&name(part)))
                 .collect(),

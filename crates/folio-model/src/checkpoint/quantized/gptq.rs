@@ -145,6 +145,7 @@ impl Gptq {
             format,
             codes: Codes { piece, packing: Packing::Down(self.bits) },
             scales: Scales { piece: scales, row_div: 1, row_stride: 1, group_stride: rows },
+            whole: None,
             zeros,
             group,
             groups,

@@ -23,6 +23,7 @@ pub struct Matrix {
     pub format: BlockFormat,
     pub codes: Codes,
     pub scales: Scales,
+    pub whole: Option<Whole>,
     pub zeros: Zeros,
     /// Columns that share a scale; all of them where a row has one.
     pub group: usize,
@@ -63,6 +64,21 @@ pub struct Scales {
     pub group_stride: usize,
 }
 
+/// One number for all scales of a matrix (NVFP4).
+#[derive(Clone, Debug, PartialEq)]
+pub enum Whole {
+    Multiplies(Piece),
+    Divides(Piece),
+}
+
+impl Whole {
+    fn piece(&self) -> &Piece {
+        match self {
+            Whole::Multiplies(piece) | Whole::Divides(piece) => piece,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Zeros {
     /// The format's own, or none.
@@ -101,6 +117,7 @@ impl Matrix {
         };
         [&self.codes.piece, &self.scales.piece]
             .into_iter()
+            .chain(self.whole.as_ref().map(Whole::piece))
             .chain(zeros)
             .chain(&self.groups)
             .chain(&self.unused)
@@ -114,6 +131,8 @@ impl Matrix {
         let zeros = self.zeros(shards)?;
         let packed = self.codes.piece.bytes(shards)?;
         let values = self.format.values();
+        // Several only where groups are smaller than blocks.
+        let scales_of_block = (values / self.group).max(1);
         let mut bytes = Vec::with_capacity(rows * (cols / values) * self.format.bytes());
         let mut codes = vec![0; ROWS.min(rows) * cols];
         let mut gathered = vec![0; cols];
@@ -142,7 +161,10 @@ impl Matrix {
                     let at =
                         row / self.scales.row_div * self.scales.row_stride + group * self.scales.group_stride;
                     match &factors {
-                        Factors::Floats(scales) => bytes.extend(scales[at].to_le_bytes()),
+                        Factors::Floats(scales) => {
+                            let scales = &scales[at..at + scales_of_block];
+                            bytes.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
+                        }
                         Factors::Exponents(exponents) => bytes.push(exponents[at]),
                     }
                     if let Some(zeros) = &zeros {
@@ -231,13 +253,36 @@ impl Matrix {
                 false => Ok(Factors::Exponents(exponents)),
             };
         }
-        let scales = piece.floats(shards)?;
-        match scales.iter().find(|scale| scale.is_nan() || scale.abs() >= SCALE_LIMIT) {
-            Some(scale) => {
-                Err(piece.problem(shards, format!("holds the scale {scale}, which no weight can have")))
+        let mut scales = piece.floats(shards)?;
+        if let Some(whole) = &self.whole {
+            // There is one.
+            for number in whole.piece().floats(shards)? {
+                scales.iter_mut().for_each(|scale| match whole {
+                    Whole::Multiplies(_) => *scale *= number,
+                    Whole::Divides(_) => *scale /= number,
+                });
             }
-            None => Ok(Factors::Floats(scales)),
         }
+        if let Some(scale) = scales.iter().find(|scale| scale.is_nan() || scale.abs() >= SCALE_LIMIT) {
+            return Err(piece.problem(shards, format!("holds the scale {scale}, which no weight can have")));
+        }
+        match self.format {
+            BlockFormat::Fp4x16 => self.halved(scales, shards),
+            _ => Ok(Factors::Floats(scales)),
+        }
+    }
+
+    /// Of codes that stand for twice their values.
+    fn halved(&self, mut scales: Vec<f32>, shards: &[Shard]) -> Result<Factors> {
+        for scale in &mut scales {
+            let half = *scale * 0.5;
+            if half * 2.0 != *scale {
+                let problem = format!("makes the scale {scale:e}, which is too small to be halved exactly");
+                return Err(self.scales.piece.problem(shards, problem));
+            }
+            *scale = half;
+        }
+        Ok(Factors::Floats(scales))
     }
 
     /// Zero points `[groups, rows]`, where the blocks have them.

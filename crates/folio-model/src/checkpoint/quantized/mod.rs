@@ -1,4 +1,4 @@
-//! Quantized safetensors checkpoints: AWQ, GPTQ, compressed-tensors, FP8.
+//! Quantized safetensors checkpoints: AWQ, GPTQ, compressed-tensors, ModelOpt, FP8.
 //!
 //! Such a checkpoint stores a matrix as several tensors: packed codes under `X.qweight`, `X.weight_packed` or `X.weight`, and
 //! their scales, zero points and group numbers beside them. This module owns what config.json says about them
@@ -11,7 +11,7 @@
 //!
 //! Not applied: quantization of activations. The scales of static schemes (`input_scale`) tell an engine how to round its
 //! activations to 8 bits for a whole tensor; Folio's own are finer (8 bits per token and 32 values for integer weights, floats
-//! for FP8), so they are read past. The same holds for scales of an FP8 KV cache beside FP8 weights.
+//! for FP8), so they are read past. The same holds for scales of an FP8 KV cache.
 //!
 //! Cost: planning looks at headers; making a matrix is one pass over it, and its bytes are the only copy.
 
@@ -20,7 +20,9 @@ mod compressed;
 mod fp8;
 mod gptq;
 mod matrix;
+mod modelopt;
 mod mxfp4;
+mod nvfp4;
 mod options;
 mod piece;
 mod rules;
@@ -32,8 +34,10 @@ pub use compressed::Compressed;
 pub use fp8::Fp8;
 pub use gptq::Gptq;
 pub use matrix::Matrix;
+pub use modelopt::parse_hf_quant_config;
 pub(super) use mxfp4::rows as mxfp4_rows;
 
+use super::gguf::RowOrder;
 use super::json::Fields;
 use super::shards::{Entry, Form, Index, Shard};
 use crate::config::Config;
@@ -47,8 +51,8 @@ use piece::Pieces;
 
 /// What is loaded, for the sentences that refuse the rest.
 pub const SUPPORTED: &str = "supported: AWQ (4 bits, gemm), GPTQ (4 bits, symmetric 8 bits, act-order), compressed-tensors \
-    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized), FP8 (per tensor or in blocks), MXFP4 (experts of gpt-oss), GGUF files, and \
-    unquantized BF16, F16 and F32";
+    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized), ModelOpt (NVFP4, FP8), FP8 (per tensor or in \
+    blocks), MXFP4 (experts of gpt-oss), GGUF files, and unquantized BF16, F16 and F32";
 
 /// The table in Markdown, as it stands in the documentation.
 pub const TABLE: &str = "\
@@ -56,8 +60,9 @@ pub const TABLE: &str = "\
 |---|---|---|
 | `awq` | 4 bits with zero points, version gemm | |
 | `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
-| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity, transforms or quantized KV cache |
+| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity and no transforms |
 | `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | |
+| `modelopt` | `quant_algo` NVFP4, FP8 and MIXED_PRECISION of the two | also where only hf_quant_config.json says so |
 | `mxfp4` | the experts of gpt-oss (`*_blocks`, `*_scales`) | |
 ";
 
@@ -69,6 +74,8 @@ pub enum Quantization {
     Gptq(Gptq),
     Compressed(Compressed),
     Fp8(Fp8),
+    /// NVFP4, perhaps beside FP8.
+    ModelOpt,
     /// Of experts only (`checkpoint/experts`).
     Mxfp4,
 }
@@ -107,6 +114,7 @@ impl Quantization {
             "gptq" => Gptq::parse(options).map(Self::Gptq),
             "compressed-tensors" => Compressed::parse(options).map(Self::Compressed),
             "fp8" => Fp8::parse(options).map(Self::Fp8),
+            "modelopt" => modelopt::parse(options),
             "mxfp4" if family.mixture.is_some_and(|m| m.stored == ExpertTensors::Stacked) => {
                 mxfp4::parse(options).map(|()| Self::Mxfp4)
             }
@@ -125,6 +133,7 @@ impl Quantization {
             Self::Gptq(gptq) => gptq.plan(module, shape, pieces),
             Self::Compressed(compressed) => compressed.plan(module, shape, pieces),
             Self::Fp8(fp8) => fp8.plan(module, shape, pieces),
+            Self::ModelOpt => modelopt::plan(module, shape, pieces),
             Self::Mxfp4 => Ok(None),
         }
     }
@@ -169,7 +178,7 @@ fn make(
                 index.remove(&piece.name);
             }
             let codes = &matrix.codes.piece;
-            let (shard, entry) = (codes.shard, entry(&matrix));
+            let (shard, entry) = (codes.shard, entry(&matrix, shards));
             index.insert(part.name.clone(), shard);
             shards[shard].entries.insert(part.name.clone(), entry);
         }
@@ -183,13 +192,19 @@ fn make(
     Ok(())
 }
 
-fn entry(matrix: &Matrix) -> Entry {
+/// The matrix as one tensor, whose rows are in the order of those of its codes.
+fn entry(matrix: &Matrix, shards: &[Shard]) -> Entry {
+    let codes = &matrix.codes.piece;
+    let order = match shards[codes.shard].entries.get(&codes.name).map(|entry| &entry.form) {
+        Some(Form::Rows(order)) => *order,
+        _ => RowOrder::AsStored,
+    };
     Entry {
-        stored_name: matrix.codes.piece.name.clone(),
+        stored_name: codes.name.clone(),
         encoding: Ok(Encoding::Block(matrix.format)),
         shape: matrix.shape.to_vec(),
-        range: matrix.codes.piece.range.clone(),
-        form: Form::Quantized(Box::new(matrix.clone())),
+        range: codes.range.clone(),
+        form: Form::Quantized(Box::new(matrix.clone()), order),
     }
 }
 
@@ -201,12 +216,18 @@ fn is_zero(shards: &[Shard], index: &Index, tensor: &str) -> bool {
     bytes.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0))
 }
 
+/// Whether a tensor belongs to a KV cache in FP8, also of a model that is not quantized. Folio's caches have scales of their own.
+pub fn scales_kv_cache(tensor: &str) -> bool {
+    tensor.ends_with(".k_scale") || tensor.ends_with(".v_scale")
+}
+
 /// A part that neither a scheme took nor the decoder reads would change what the module computes.
 fn refuse_leftovers(module: &str, known: &BTreeSet<&str>, shards: &[Shard], index: &Index) -> Result<()> {
     let prefix = format!("{module}.");
     let of_module = index.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
     for (name, number) in of_module {
-        if !["weight", "bias"].contains(&&name[prefix.len()..]) && !known.contains(name.as_str()) {
+        let of_layer = ["weight", "bias"].contains(&&name[prefix.len()..]) || known.contains(name.as_str());
+        if !of_layer && !scales_kv_cache(name) {
             return Err(ModelError::Tensor {
                 file: shards[*number].file.clone(),
                 tensor: name.clone(),

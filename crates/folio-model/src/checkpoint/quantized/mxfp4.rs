@@ -36,6 +36,7 @@ pub fn rows(
         format: BlockFormat::MXFP4,
         codes: Codes { piece: codes, packing: Packing::Nibbles(cols / 2) },
         scales: Scales { piece: scales, row_div: 1, row_stride: count, group_stride: 1 },
+        whole: None,
         zeros: Zeros::Implied,
         group: WIDTH,
         groups: None,

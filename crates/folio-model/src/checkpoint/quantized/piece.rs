@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use crate::backend::DType;
 use crate::checkpoint::shards::{Index, Shard};
 use crate::error::{ModelError, Result};
+use crate::quant::e4m3_in_256ths;
 
 /// Element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,13 @@ impl Piece {
                     0 => f32::from_bits(0x0040_0000),
                     255 => f32::NAN,
                     e => f32::from_bits(u32::from(e) << 23),
+                })
+                .collect(),
+            Element::E4M3 => bytes
+                .iter()
+                .map(|code| match code & 0x7f {
+                    0x7f => f32::NAN,
+                    _ => e4m3_in_256ths(*code).to_f32() * 256.0,
                 })
                 .collect(),
             other => return Err(self.problem(shards, format!("has dtype {}, expected floats", other.name()))),
