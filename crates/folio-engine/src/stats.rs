@@ -224,6 +224,8 @@ pub struct EngineStats {
     pub waits_until: Option<Micros>,
     /// Measured rate of prompt computation, tokens per second, smoothed; 0 before the first.
     pub prefill_tokens_per_s: f64,
+    /// Microseconds that a row of a prompt is measured to take, and each position that it sees; 0 before the first.
+    pub row_us: (f64, f64),
     /// Something is running or waiting, and since when without interruption.
     pub busy: bool,
     pub busy_since: Micros,

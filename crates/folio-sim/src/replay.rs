@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams, Timing};
-use folio_engine::{FinishReason, Micros, Scheduler, SchedulerConfig, StepDriver, TransferOrder, turn};
+use folio_engine::{FinishReason, Micros, Scheduler, SchedulerConfig, StepDriver, TransferOrder, Work, turn};
 use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst, TenantId};
 
 use crate::cost::StepTime;
@@ -136,6 +136,9 @@ pub struct Replay {
     pub served: Vec<Option<Served>>,
     /// Tokens generated up to the end of each step in which there were some.
     pub generated: Vec<(Micros, u64)>,
+    /// What the time passed with, and what a row of a prompt took at the end ([`Scheduler::row_us`]).
+    pub work: Work,
+    pub row_us: (f64, f64),
 }
 
 fn seconds(from: Micros, to: Micros) -> f64 {
@@ -266,6 +269,7 @@ pub fn replay_in_full<C: StepTime>(
     }
     let mut replay = run.replay;
     replay.report.sum_up(&scheduler, &cache, occupancy);
+    (replay.work, replay.row_us) = (*scheduler.work(), scheduler.row_us());
     replay.report.seconds = now.0 as f64 / 1e6;
     let served = || replay.served.iter().flatten();
     let preempted = served().filter(|request| request.preemptions > 0).count();

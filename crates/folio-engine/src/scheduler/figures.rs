@@ -23,6 +23,11 @@ impl Scheduler {
         self.last_step
     }
 
+    /// Microseconds that a row of a prompt takes, and each position that it sees, as measured; 0 before the first.
+    pub fn row_us(&self) -> (f64, f64) {
+        self.costs.line()
+    }
+
     /// Writes everything the scheduler knows into `stats`.
     pub(crate) fn report(&self, cache: &KvCache, stats: &mut EngineStats) {
         stats.queued_requests = self.queued.requests;
@@ -32,6 +37,7 @@ impl Scheduler {
         stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
         stats.work = self.work;
+        stats.row_us = self.row_us();
         stats.cache = cache.stats();
         stats.adapters.clear();
         stats.adapters.extend(self.reservations.adapters().keys());

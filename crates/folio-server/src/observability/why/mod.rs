@@ -13,9 +13,7 @@
 mod account;
 mod advice;
 mod breaks;
-mod change_cost;
 mod config;
-mod evidence;
 mod history;
 mod kind;
 mod latencies;

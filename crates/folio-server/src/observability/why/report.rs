@@ -9,9 +9,8 @@ use folio_kv::{Holdings, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::account::{Account, Spending};
-use super::advice::{Advice, advise};
+use super::advice::{Advice, Evidence, StepEvidence, TierRoom, advise};
 use super::config::{WhyConfig, seconds, since};
-use super::evidence::{Evidence, TierRoom};
 use super::history::Sample;
 use super::latencies::Latencies;
 use super::prompts::Prompts;
@@ -293,6 +292,28 @@ impl WhyReport<'_> {
         Some(TierRoom { name: largest.name, bytes: largest.bytes_limit, is_full })
     }
 
+    fn step_evidence(&self) -> StepEvidence {
+        let waiting =
+            |reason| self.waiting.iter().find(|(of, _)| *of == reason).map_or(0.0, |(_, mean)| *mean);
+        let (sequences_max, tokens_max) = self.engine.step_limits();
+        StepEvidence {
+            row_us: self.end.row_us,
+            sequences_max,
+            tokens_max,
+            waiting_for_turn: waiting(WaitingFor::Turn),
+            waiting_for_blocks: waiting(WaitingFor::Blocks),
+            ..StepEvidence::of(|activity| (self.steps(activity), self.us(activity)))
+        }
+    }
+
+    /// Share of the slots of blocks that were given up that was never written; blocks of several sizes have none.
+    fn waste(&self) -> Option<f64> {
+        let (now, before) = (&self.end.cache, &self.begin.cache);
+        let slots = now.closed_slots.saturating_sub(before.closed_slots);
+        let written = now.closed_written_slots.saturating_sub(before.closed_written_slots);
+        share(slots.saturating_sub(written) as f64, slots as f64).filter(|_| now.windows().is_empty())
+    }
+
     fn evidence(&self, spent: &Spending) -> Evidence {
         let cache = &self.end.cache;
         Evidence {
@@ -300,6 +321,7 @@ impl WhyReport<'_> {
             block_tokens: cache.block_tokens,
             block_bytes: cache.bytes_per_block,
             evictions: cache.evictions.saturating_sub(self.begin.cache.evictions),
+            waste: self.waste(),
             computed_tokens: spent.computed_tokens,
             prompt_s: seconds(spent.prompt_us),
             int8: self.config.int8_times,
@@ -308,6 +330,7 @@ impl WhyReport<'_> {
             preemptions: self.end.preemptions - self.begin.preemptions,
             recomputed_tokens: self.end.recomputed_tokens - self.begin.recomputed_tokens,
             copy_bytes_per_s: self.config.roofline.as_ref().ok().map(|of| of.rates.copy_bytes_per_s),
+            steps: self.step_evidence(),
         }
     }
 
