@@ -306,12 +306,12 @@ impl WhyReport<'_> {
         }
     }
 
-    /// Share of the slots of blocks that were given up that was never written; blocks of several sizes have none.
+    /// Share of the slots of blocks that were given up that was never written.
     fn waste(&self) -> Option<f64> {
         let (now, before) = (&self.end.cache, &self.begin.cache);
         let slots = now.closed_slots.saturating_sub(before.closed_slots);
         let written = now.closed_written_slots.saturating_sub(before.closed_written_slots);
-        share(slots.saturating_sub(written) as f64, slots as f64).filter(|_| now.windows().is_empty())
+        share(slots.saturating_sub(written) as f64, slots as f64)
     }
 
     fn evidence(&self, spent: &Spending) -> Evidence {
@@ -320,6 +320,7 @@ impl WhyReport<'_> {
             blocks: cache.blocks,
             block_tokens: cache.block_tokens,
             block_bytes: cache.bytes_per_block,
+            has_windows: !cache.windows().is_empty(),
             evictions: cache.evictions.saturating_sub(self.begin.cache.evictions),
             waste: self.waste(),
             computed_tokens: spent.computed_tokens,

@@ -17,7 +17,7 @@ const MULTIPLE: u32 = 8;
 
 pub(super) fn smaller(found: &PromptFindings, evidence: &Evidence) -> Option<Advice> {
     let (size, waste) = (evidence.block_tokens, evidence.waste?);
-    if evidence.evictions == 0 || found.index.asked() < BLOCKS {
+    if evidence.has_windows || evidence.evictions == 0 || found.index.asked() < BLOCKS {
         return None;
     }
     // Of blocks that are not full nothing is in the index: they have on average as many tokens as they lack.
@@ -71,10 +71,11 @@ mod tests {
         assert_eq!(advice.told()["costs"]["blocks_times"], 4);
         let (_, after) = with(8);
         kept(advice.gain.share(&evidence), &evidence, &after);
-        // Where blocks are written to their end, and where it is not known.
+        // Where blocks are written to their end, where it is not known, and where it says nothing of other groups.
         for waste in [Some(0.0), None] {
             assert_eq!(find(&Evidence { waste, ..evidence }), None);
         }
+        assert_eq!(find(&Evidence { has_windows: true, ..evidence }), None);
         assert_eq!(find(&Evidence { evictions: 0, ..evidence }), None, "everything fits");
     }
 

@@ -24,7 +24,7 @@ pub(super) fn more_at_once(evidence: &Evidence) -> Option<Advice> {
     let steps = &evidence.steps;
     let decodes = &steps.decodes;
     let is_cause = steps.waiting_for_turn >= 1.0 && steps.waiting_for_blocks < steps.waiting_for_turn;
-    if !is_cause || decodes.steps < STEPS || decodes.decode_rows == 0 {
+    if !is_cause || evidence.has_windows || decodes.steps < STEPS || decodes.decode_rows == 0 {
         return None;
     }
     let places = f64::from(steps.sequences_max);
@@ -148,6 +148,10 @@ mod tests {
         ] {
             assert!(kinds(&found, &Evidence { steps, ..evidence }).is_empty(), "{why}");
         }
+        assert!(
+            kinds(&found, &Evidence { has_windows: true, ..evidence }).is_empty(),
+            "more take other blocks, too"
+        );
         // Eight have some 22 each.
         assert!(kinds(&found, &Evidence { blocks: 250, ..evidence }).is_empty(), "memory is full");
     }

@@ -18,9 +18,11 @@ pub struct Evidence {
     pub blocks: u32,
     pub block_tokens: u32,
     pub block_bytes: u64,
+    /// There are other groups, with blocks of other sizes.
+    pub has_windows: bool,
     /// Blocks that evicted content had in the window; without any the cache is large enough.
     pub evictions: u64,
-    /// Share of the slots of blocks given up in the window that was never written. `None`: there were none, or not all blocks are of one size.
+    /// Share of the slots of blocks given up in the window that was never written. `None`: there were none.
     pub waste: Option<f64>,
     /// Tokens of prompts that were computed in the window, and seconds of steps that they took.
     pub computed_tokens: u64,

@@ -101,6 +101,7 @@ pub fn replay_on(mut machine: Machine, prompts: &[Vec<u32>], pinned: &[u32]) -> 
         blocks,
         block_tokens,
         block_bytes: 1 << 20,
+        has_windows: false,
         evictions: stats.evictions,
         waste: Some(stats.lifetime_waste()),
         computed_tokens: counters.prompt_tokens - counters.cached_prompt_tokens,
