@@ -29,8 +29,9 @@ const RECORDS_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Spending {
     pub requests: u64,
-    /// Microseconds of steps.
+    /// Microseconds of steps; of those of prompts, what their rows took to read what was cached.
     pub prompt_us: f64,
+    pub cached_us: f64,
     pub output_us: f64,
     pub computed_tokens: u64,
     pub cached_tokens: u64,
@@ -45,9 +46,15 @@ impl Spending {
         self.prompt_us + self.output_us
     }
 
+    /// What prompts took but to read what was cached.
+    pub fn computed_us(&self) -> f64 {
+        self.prompt_us - self.cached_us
+    }
+
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.prompt_us += other.prompt_us;
+        self.cached_us += other.cached_us;
         self.output_us += other.output_us;
         self.computed_tokens += other.computed_tokens;
         self.cached_tokens += other.cached_tokens;
@@ -86,12 +93,13 @@ impl Account {
         what(spent);
     }
 
-    /// A prompt was computed.
-    pub fn computed(&self, now: Micros, tokens: u64, cached: u64, us: f64) {
+    /// A prompt was computed. `us`: of steps, and of that to read what was cached.
+    pub fn computed(&self, now: Micros, tokens: u64, cached: u64, us: (f32, f32)) {
         self.spend(now, |spent| {
             spent.computed_tokens += tokens - cached.min(tokens);
             spent.cached_tokens += cached;
-            spent.prompt_us += us;
+            spent.prompt_us += f64::from(us.0);
+            spent.cached_us += f64::from(us.1);
         });
     }
 
@@ -319,13 +327,13 @@ impl RequestRecord {
         self.hashes.iter().find(|(place, _)| *place == prompt).map(|(_, hashes)| hashes.clone())
     }
 
-    /// A prompt was computed, which took so much of steps.
-    pub fn prompt(&mut self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
+    /// A prompt was computed. `us`: of steps, and of that to read what was cached.
+    pub fn prompt(&mut self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: (f32, f32)) {
         if let Some(found) = self.cached.get_mut(place) {
             *found = cached;
         }
         let RecordParts { account, engine, prompts, .. } = &self.parts;
-        let (tokens, us, now) = (prompt.len() as u64, f64::from(us), engine.now());
+        let (tokens, now) = (prompt.len() as u64, engine.now());
         if let Some(hashes) = self.hashes(place) {
             prompts.prompt(account.tenant, hashes, prompt.clone(), cached, now);
         }
@@ -335,7 +343,7 @@ impl RequestRecord {
         facts.prompts_done += 1;
         facts.prompt_tokens += tokens;
         facts.cached_tokens += cached;
-        facts.prompt_us += us;
+        facts.prompt_us += f64::from(us.0);
     }
 
     /// A token of a choice came, which took so much of steps.

@@ -324,7 +324,7 @@ impl WhyReport<'_> {
             evictions: cache.evictions.saturating_sub(self.begin.cache.evictions),
             waste: self.waste(),
             computed_tokens: spent.computed_tokens,
-            prompt_s: seconds(spent.prompt_us),
+            prompt_s: seconds(spent.computed_us()),
             int8: self.config.int8_times,
             has_tier: !self.engine.tier_stats().is_empty(),
             tier: self.tier(),
@@ -360,17 +360,17 @@ impl WhyReport<'_> {
         json!({
             "seconds": seconds(spent.us()),
             "prompt_s": seconds(spent.prompt_us),
+            "cached_s": seconds(spent.cached_us),
             "output_s": seconds(spent.output_us),
             "share": share(spent.us(), self.passed_us()),
             "price": price(spent.us()),
             "computed_tokens": spent.computed_tokens,
             "cached_tokens": spent.cached_tokens,
             "output_tokens": spent.output_tokens,
-            "per_million_computed": million(spent.prompt_us, spent.computed_tokens),
-            // No row is computed of them.
-            "per_million_cached": self.config.price_per_hour.filter(|_| spent.cached_tokens > 0).map(|_| 0.0),
+            "per_million_computed": million(spent.computed_us(), spent.computed_tokens),
+            "per_million_cached": million(spent.cached_us, spent.cached_tokens),
             "per_million_output": million(spent.output_us, spent.output_tokens),
-            "spared_by_cache_s": share(spent.prompt_us * spent.cached_tokens as f64, spent.computed_tokens as f64).map(seconds),
+            "spared_by_cache_s": share(spent.computed_us() * spent.cached_tokens as f64, spent.computed_tokens as f64).map(seconds),
         })
     }
 
