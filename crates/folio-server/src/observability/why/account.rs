@@ -234,6 +234,8 @@ pub(crate) struct SubmittedRequest<'a> {
     /// Of all prompts, by their places: the most tokens of an answer. And answers of each.
     pub max_tokens: Vec<u32>,
     pub answers: u32,
+    /// It has a drafter.
+    pub is_drafted: bool,
     pub submitted: Micros,
     /// Where it is told of in a trace.
     pub requested: Option<Box<Requested>>,
@@ -255,6 +257,7 @@ pub(crate) struct RequestRecord {
     facts: Arc<Mutex<RequestFacts>>,
     hashes: Vec<(usize, BlockHashes)>,
     max_tokens: Vec<u32>,
+    is_drafted: bool,
     /// Of each prompt: tokens that were found.
     cached: Vec<u32>,
     /// Of each choice.
@@ -266,7 +269,7 @@ pub(crate) struct RequestRecord {
 impl RequestRecord {
     pub(super) fn new(
         parts: RecordParts,
-        SubmittedRequest { id, asked, hashes, max_tokens, answers, submitted, requested }: SubmittedRequest<
+        SubmittedRequest { id, asked, hashes, max_tokens, answers, is_drafted, submitted, requested }: SubmittedRequest<
             '_,
         >,
         target: Duration,
@@ -308,6 +311,7 @@ impl RequestRecord {
             facts,
             hashes,
             max_tokens,
+            is_drafted,
             cached,
             answers: Vec::new(),
             requested,
@@ -429,6 +433,9 @@ impl RequestRecord {
         if let Some(hashes) = self.hashes(place) {
             self.record((place, prompt), &hashes, answer.as_deref().unwrap_or_default(), (reason, timing));
             if let Some(mut answer) = answer {
+                if !self.is_drafted {
+                    self.parts.prompts.undrafted(prompt, &answer);
+                }
                 // The last token is never computed.
                 answer.pop();
                 let block = hashes.block_tokens() as usize;

@@ -17,6 +17,7 @@ mod config;
 mod history;
 mod kind;
 mod latencies;
+mod lookups;
 mod moments;
 mod prompts;
 mod repeated;

@@ -302,6 +302,8 @@ impl WhyReport<'_> {
             tokens_max,
             waiting_for_turn: waiting(WaitingFor::Turn),
             waiting_for_blocks: waiting(WaitingFor::Blocks),
+            draft_tokens: self.end.drafts.0 - self.begin.drafts.0,
+            ahead: self.end.steps_ahead - self.begin.steps_ahead,
             ..StepEvidence::of(|activity| (self.steps(activity), self.us(activity)))
         }
     }

@@ -8,11 +8,9 @@ use serde_json::json;
 
 use super::Advice;
 use super::change_cost::ChangeCost;
-use super::evidence::Evidence;
+use super::evidence::{DecodeStep, Evidence};
 use super::gain::Gain;
 
-/// Steps that must have been measured.
-const STEPS: u64 = 64;
 /// Share of the places that is taken in the mean.
 const TAKEN: f64 = 0.9;
 /// Share of the blocks that so many sequences may hold in the mean: some are longer, and come together.
@@ -22,25 +20,16 @@ const TIMES: f64 = 2.0;
 
 pub(super) fn more_at_once(evidence: &Evidence) -> Option<Advice> {
     let steps = &evidence.steps;
-    let decodes = &steps.decodes;
     let is_cause = steps.waiting_for_turn >= 1.0 && steps.waiting_for_blocks < steps.waiting_for_turn;
-    if !is_cause || evidence.has_windows || decodes.steps < STEPS || decodes.decode_rows == 0 {
+    if !is_cause || evidence.has_windows {
         return None;
     }
-    let places = f64::from(steps.sequences_max);
-    let sequences = decodes.sequences as f64 / decodes.steps as f64;
+    let DecodeStep { sequences, rows, positions, step_us, row_us } = steps.decode()?;
+    let (places, sequence_us) = (f64::from(steps.sequences_max), rows * row_us);
     if sequences < TAKEN * places {
         return None;
     }
-    let rows = decodes.decode_rows as f64 / decodes.sequences as f64;
-    let step_us = steps.decodes_us as f64 / decodes.steps as f64;
-    let (each, deep) = steps.row_us;
-    let sequence_us = rows * each + deep * decodes.attention as f64 / decodes.sequences as f64;
-    if sequence_us <= 0.0 {
-        return None;
-    }
     // One block more than it fills in the mean.
-    let positions = decodes.kv_positions as f64 / decodes.sequences as f64;
     let blocks = positions / f64::from(evidence.block_tokens.max(1)) + 1.0;
     let fit = HELD * f64::from(evidence.blocks) / blocks;
     let most = (TIMES * places).min(places + steps.waiting_for_turn);
@@ -50,7 +39,7 @@ pub(super) fn more_at_once(evidence: &Evidence) -> Option<Advice> {
     }
     let times = wanted / places;
     let slower_us = step_us + sequences * (times - 1.0) * sequence_us;
-    let tokens = (decodes.sequences + steps.beside_prompts) as f64;
+    let tokens = (steps.decodes.sequences + steps.beside_prompts) as f64;
     // What each sequence has of a step.
     let spared_us = (step_us - slower_us / times) / sequences;
     let (now_s, then_s) = (step_us / 1e6, slower_us / 1e6);
@@ -77,12 +66,14 @@ pub(super) fn more_at_once(evidence: &Evidence) -> Option<Advice> {
 
 #[cfg(test)]
 mod tests {
-    use folio_engine::{Activity, SchedulerConfig};
+    use folio_engine::SchedulerConfig;
     use folio_sim::replay::Replay;
     use folio_sim::trace::TraceRequest;
 
     use super::super::StepEvidence;
-    use super::super::testing::{all, config, kept_s, kinds, numbers, replay, request, run_with, text};
+    use super::super::testing::{
+        all, config, kept_s, kinds, numbers, replay, request, run_with, step_evidence, text,
+    };
     use super::*;
 
     const BLOCKS: u32 = 2000;
@@ -99,15 +90,7 @@ mod tests {
 
     fn evidence(became: &Replay, sequences_max: u32) -> Evidence {
         let (_, evidence) = replay(BLOCKS, &[]);
-        let work = &became.work;
-        let of = |activity: Activity| (work.steps[activity as usize], work.us(activity));
-        let steps = StepEvidence {
-            row_us: became.row_us,
-            sequences_max,
-            tokens_max: config().max_num_batched_tokens,
-            waiting_for_turn: 40.0,
-            ..StepEvidence::of(of)
-        };
+        let steps = step_evidence(became, sequences_max, 40.0);
         Evidence { steps, ..evidence }
     }
 

@@ -85,9 +85,45 @@ pub struct StepEvidence {
     /// In the mean, requests that waited for their turn, and for blocks.
     pub waiting_for_turn: f64,
     pub waiting_for_blocks: f64,
+    /// Drafts that were verified, and steps that were begun while the one before ran.
+    pub draft_tokens: u64,
+    pub ahead: u64,
 }
 
+/// Steps of sequences that decode and no prompt, in the mean.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeStep {
+    pub sequences: f64,
+    /// Of each sequence: its rows, and the positions that it has.
+    pub rows: f64,
+    pub positions: f64,
+    /// Microseconds of the step, and at most of each row more.
+    pub step_us: f64,
+    pub row_us: f64,
+}
+
+/// Steps that must have been measured.
+const STEPS: u64 = 64;
+
 impl StepEvidence {
+    /// `None`: few were measured, or it is not known what a row takes.
+    pub fn decode(&self) -> Option<DecodeStep> {
+        let decodes = &self.decodes;
+        let (each, deep) = self.row_us;
+        if decodes.steps < STEPS || decodes.decode_rows == 0 || each + deep <= 0.0 {
+            return None;
+        }
+        let (steps, sequences) = (decodes.steps as f64, decodes.sequences as f64);
+        let rows = decodes.decode_rows as f64;
+        Some(DecodeStep {
+            sequences: sequences / steps,
+            rows: rows / sequences,
+            positions: decodes.kv_positions as f64 / sequences,
+            step_us: self.decodes_us as f64 / steps,
+            row_us: each + deep * decodes.attention as f64 / rows,
+        })
+    }
+
     /// Of steps by what they computed, and microseconds that those took.
     pub fn of(steps: impl Fn(Activity) -> (StepWork, u64)) -> Self {
         let us: u64 = Activity::ALL[..Activity::STEPS].iter().map(|activity| steps(*activity).1).sum();

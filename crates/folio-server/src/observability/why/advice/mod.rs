@@ -10,6 +10,7 @@
 //! | `preemption` | what is computed again |
 //! | `prefixes` | a prefix worth pinning, a client that breaks its own |
 //! | `concurrency` | more requests at once |
+//! | `speculation` | drafts from text |
 //! | `evidence`, `gain`, `change_cost` | the figures that these are computed from; what is gained, and what it costs |
 //!
 //! What caches gain is tokens that need not be computed, in the time that the prompts' tokens of the window took by
@@ -25,6 +26,7 @@ mod gain;
 mod memory;
 mod preemption;
 mod prefixes;
+mod speculation;
 #[cfg(test)]
 mod testing;
 
@@ -82,6 +84,7 @@ pub(super) fn advise(
     all.extend(prefixes::broken(found, evidence, &name));
     all.extend(prefixes::repeated(found, evidence, &name));
     all.extend(concurrency::more_at_once(evidence));
+    all.extend(speculation::look_back(&found.lookups, evidence));
     all.retain(|advice| advice.gain.is_enough(evidence));
     all.sort_by(|one, other| other.gain.seconds(evidence).total_cmp(&one.gain.seconds(evidence)));
     all

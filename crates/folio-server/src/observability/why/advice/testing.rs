@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use folio_engine::request::RequestId;
-use folio_engine::{CacheCommand, CacheResponse, Micros, Request, SamplingParams, SchedulerConfig};
+use folio_engine::{CacheCommand, CacheResponse, Drafter, Micros, Request, SamplingParams, SchedulerConfig};
 use folio_kv::{BlockHashes, CacheConfig, Identity, KvCache, LruLeafFirst, Retention, Root, TenantId};
 use folio_sim::CostModel;
 use folio_sim::machine::{Machine, VOCAB};
@@ -158,6 +158,25 @@ pub fn run_with(
     let limits = SchedulerConfig { watermark_permille: 0, headroom_tokens: 0, ..limits };
     let replay = ReplayConfig::new(limits, cache, CostModel::CPU_1B, 200);
     replay_in_full(requests, &ReplayConfig { tier, ..replay }).expect("valid limits")
+}
+
+/// The same with drafts, and everything in the cache.
+pub fn run_drafting(requests: &[TraceRequest], blocks: u32, drafter: Option<Drafter>) -> Replay {
+    let cache = CacheConfig { blocks, block_tokens: BLOCK, bytes_per_block: 1 << 20 };
+    let replay = ReplayConfig::new(config(), cache, CostModel::CPU_1B, 200);
+    replay_in_full(requests, &ReplayConfig { drafter, ..replay }).expect("valid limits")
+}
+
+/// Of its steps, while so many requests waited for their turn.
+pub fn step_evidence(became: &Replay, sequences_max: u32, waiting_for_turn: f64) -> StepEvidence {
+    let work = &became.work;
+    StepEvidence {
+        row_us: became.row_us,
+        sequences_max,
+        tokens_max: config().max_num_batched_tokens,
+        waiting_for_turn,
+        ..StepEvidence::of(|activity| (work.steps[activity as usize], work.us(activity)))
+    }
 }
 
 /// Of all requests, one after another.
