@@ -3,7 +3,9 @@
 import asyncio
 import json
 import math
+import os
 import re
+import subprocess
 import urllib.request
 
 import ollama
@@ -166,9 +168,38 @@ def test_models_come_and_go_elsewhere(sdk, name):
         with pytest.raises(ollama.ResponseError, match="folio pull") as refused:
             ask()
         assert refused.value.status_code == 404
+    for delete in (name, "llama3.2"):
+        with pytest.raises(ollama.ResponseError) as refused:
+            sdk.delete(delete)
+        assert refused.value.status_code == 403
+
+
+def test_pulling_tells_lines_and_only_an_operator_is_told_how_to_delete(server, name, serve, tmp_path):
+    def pull(body):
+        ask = urllib.request.Request(f"{server.url}/api/pull", json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(ask, timeout=30) as answer:
+            return answer.headers["content-type"], [json.loads(line) for line in answer.read().splitlines()]
+
+    kind, steps = pull({"model": name})
+    assert kind == "application/x-ndjson" and [step["status"] for step in steps] == ["pulling manifest", "success"]
+    kind, steps = pull({"model": name, "stream": False})
+    assert kind.startswith("application/json") and steps == [{"status": "success"}]
+
+    keys = tmp_path / "keys.redb"
+    create = [os.environ["FOLIO_BIN"], "keys", "create", "--keys", str(keys), "--tenant", "acme", "--scope"]
+    said = [subprocess.run([*create, scope], capture_output=True, check=True, text=True).stdout.strip() for scope in ("generate", "generate,admin")]
+    keyed = serve("--keys", str(keys))
+    user, operator = (ollama.Client(host=keyed.url, headers={"Authorization": f"Bearer {key}"}) for key in said)
     with pytest.raises(ollama.ResponseError) as refused:
-        sdk.delete(name)
+        ollama.Client(host=keyed.url).pull(name)
+    assert refused.value.status_code == 401
+    assert user.pull(name).status == "success"
+    with pytest.raises(ollama.ResponseError) as refused:
+        user.delete(name)
     assert refused.value.status_code == 403
+    with pytest.raises(ollama.ResponseError, match="folio rm") as refused:
+        operator.delete(name)
+    assert refused.value.status_code == 400
 
 
 def test_errors_are_the_sdks(sdk, name, serve):

@@ -185,8 +185,9 @@ pub enum Event {
     Prompt {
         /// Prompt tokens whose KV came from the prefix cache.
         cached_tokens: u32,
-        /// Microseconds of steps that fall to the prompt ([`crate::Work`]).
+        /// Microseconds of steps that fall to the prompt ([`crate::Work`]), and those of them that its rows take to read what was cached.
         us: f32,
+        cached_us: f32,
         /// Entry `i` is for prompt token `i + 1` (nothing predicts the first); empty unless asked for.
         prompt_logprobs: Vec<TokenLogprobs>,
         /// What came of the pins that were asked for; `None`: of none. A refusal ends nothing.

@@ -256,6 +256,8 @@ pub struct EngineStats {
     /// loaded. `None` and 0: not measured.
     pub load_costs: [Option<LoadCost>; TIERS_MAX],
     pub prefill_us: f64,
+    /// Microseconds that a row of a prompt is measured to take, and each position that it sees; 0 before the first.
+    pub row_us: (f64, f64),
     /// Something is running or waiting, and since when without interruption.
     pub busy: bool,
     pub busy_since: Micros,

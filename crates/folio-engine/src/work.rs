@@ -205,6 +205,11 @@ impl Division {
     pub fn of(&self, first: u32, rows: u32) -> f64 {
         self.each * f64::from(rows) + self.deep * seen(first, rows) as f64
     }
+
+    /// Of that, what falls to so many positions that all of these rows see.
+    pub fn over(&self, positions: u32, rows: u32) -> f64 {
+        self.deep * f64::from(rows) * f64::from(positions)
+    }
 }
 
 #[cfg(test)]
@@ -226,6 +231,8 @@ mod tests {
         assert_eq!(flat.of(4000, 1), flat.of(0, 1), "nothing is known of depth");
         let deep = Division::new(&step, 1000, (100.0, 0.1));
         assert!((deep.of(4000, 1) / deep.of(0, 1) - 500.1 / 100.1).abs() < 1e-9);
+        assert!((deep.of(4000, 3) - deep.over(4000, 3) - deep.of(0, 3)).abs() < 1e-9);
+        assert_eq!(flat.over(4000, 3), 0.0);
     }
 
     #[test]

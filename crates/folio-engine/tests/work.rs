@@ -98,6 +98,29 @@ fn steps_are_of_prompts_of_decodes_or_of_both() {
 }
 
 #[test]
+fn what_rows_take_to_read_what_was_cached_is_told_apart() {
+    let mut machine = Machine::new(config(), 64, 4);
+    let mut ask = |id: u64| {
+        machine.submit(Request { id: RequestId(id), ..request(1, 1, 100, 1) });
+        machine.run();
+        let told = match machine.events[&RequestId(id)].first() {
+            Some(Event::Prompt { cached_tokens, us, cached_us, .. }) => (*cached_tokens, *us, *cached_us),
+            other => panic!("{other:?}"),
+        };
+        (told, machine.scheduler.row_us())
+    };
+    let ((cached, us, cached_us), _) = ask(1);
+    assert!((cached, cached_us) == (0, 0.0) && us > 0.0, "nothing was cached: {cached_us} of {us}");
+    let ((cached, us, cached_us), (each, deep)) = ask(2);
+    assert!(cached > 0 && deep > 0.0, "{cached}, {deep}");
+    let (rows, first) = (f64::from(100 - cached), f64::from(cached));
+    let read = deep * rows * first;
+    let all = each * rows + read + deep * rows * (rows + 1.0) / 2.0;
+    near(f64::from(cached_us), f64::from(us) * read / all);
+    assert!(cached_us < us);
+}
+
+#[test]
 fn who_is_cancelled_is_told_what_it_took() {
     let mut machine = Machine::new(config(), 64, 4);
     machine.submit(Request { n: 2, ..request(1, 1, 100, 8) });

@@ -108,12 +108,14 @@ async fn costs_add_up_to_the_time_that_passed() {
     // A second costs one.
     assert!((cost("price") - cost("seconds")).abs() < 1e-9);
     let tokens = cost("computed_tokens") * cost("per_million_computed")
+        + cost("cached_tokens") * cost("per_million_cached")
         + cost("output_tokens") * cost("per_million_output");
     assert!(
         (tokens / 1e6 - cost("price")).abs() < 1e-6 * cost("price").max(1.0),
         "prices of tokens are the price"
     );
-    assert_eq!((cost("output_tokens"), cost("per_million_cached")), (said, 0.0));
+    assert_eq!(cost("output_tokens"), said);
+    assert!(cost("cached_s") >= 0.0 && cost("cached_s") < cost("prompt_s"), "{why:#}");
     assert!(cost("cached_tokens") > 0.0 && cost("spared_by_cache_s") > 0.0);
     assert_eq!(number(&why, "/served/first_tokens"), 4.0);
     assert!(

@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams, Timing};
-use folio_engine::{FinishReason, Micros, Scheduler, SchedulerConfig, StepDriver, TransferOrder, turn};
+use folio_engine::{
+    DRAFTS_MAX, Drafter, Drafters, FinishReason, Micros, Scheduler, SchedulerConfig, Speculation, StepDriver,
+    TransferOrder, Work, turn,
+};
 use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst, TenantId};
 
 use crate::cost::StepTime;
@@ -47,6 +50,8 @@ pub struct ReplayConfig<C> {
     /// What a request asks for that says nothing of it; outputs longer than this are cut.
     pub max_tokens: u32,
     pub drafts: Option<DraftConfig>,
+    /// Drafts that the engine's own drafter finds in what was said: [`Drafter::Ngram`] or [`Drafter::Suffix`], where answers are known.
+    pub drafter: Option<Drafter>,
     pub tier: Option<TierConfig>,
 }
 
@@ -62,6 +67,7 @@ impl<C> ReplayConfig<C> {
             cost,
             max_tokens,
             drafts: None,
+            drafter: None,
             tier: None,
         }
     }
@@ -136,6 +142,9 @@ pub struct Replay {
     pub served: Vec<Option<Served>>,
     /// Tokens generated up to the end of each step in which there were some.
     pub generated: Vec<(Micros, u64)>,
+    /// What the time passed with, and what a row of a prompt took at the end ([`Scheduler::row_us`]).
+    pub work: Work,
+    pub row_us: (f64, f64),
 }
 
 fn seconds(from: Micros, to: Micros) -> f64 {
@@ -219,6 +228,7 @@ pub fn replay_in_full<C: StepTime>(
         drafter: config.drafts.map(|drafts| (drafts, Rng::new(0xd4af))),
         answering: Vec::new(),
     };
+    let mut drafters = Drafters::default();
     let (mut occupancy, mut now) = (0.0, Micros(0));
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|index| requests[*index].arrives);
@@ -234,6 +244,7 @@ pub fn replay_in_full<C: StepTime>(
         while let Some(index) = waiting.next_if(|index| requests[*index].arrives <= now) {
             match build(index, &requests[index], config) {
                 Some(request) => {
+                    drafters.open(&request);
                     let (request, hashes) = request.hashed(block_tokens);
                     let stored = run.device.tier.as_ref().map(|tier| tier.find(&hashes, &request.prompt));
                     let hashes = hashes.with_stored(stored.into_iter().collect());
@@ -244,8 +255,10 @@ pub fn replay_in_full<C: StepTime>(
         }
         cache.advance(now.0);
         run.draft(&mut scheduler);
+        drafters.propose(&mut scheduler);
         run.device.now = now;
         let events = turn(&mut scheduler, &mut cache, &mut run.device);
+        drafters.follow(events);
         run.take(events);
         let stepped = run.device.now > now;
         now = Micros(now.0 + 1).max(run.device.now);
@@ -266,6 +279,7 @@ pub fn replay_in_full<C: StepTime>(
     }
     let mut replay = run.replay;
     replay.report.sum_up(&scheduler, &cache, occupancy);
+    (replay.work, replay.row_us) = (*scheduler.work(), scheduler.row_us());
     replay.report.seconds = now.0 as f64 / 1e6;
     let served = || replay.served.iter().flatten();
     let preempted = served().filter(|request| request.preemptions > 0).count();
@@ -389,7 +403,10 @@ fn build<C>(index: usize, request: &TraceRequest, config: &ReplayConfig<C>) -> O
     sampling.stop_token_ids = Arc::new([STOP]);
     let id = RequestId(index as u64 + 1);
     // One cache for all: a recording has other tokens for what another tenant's cache had.
-    Some(Request::new(id, request.tenant, root(TenantId(0)), request.prompt.clone(), sampling))
+    let speculation =
+        config.drafter.map(|drafter| Speculation::new(drafter, DRAFTS_MAX, &request.prompt, &[]));
+    let request = Request::new(id, request.tenant, root(TenantId(0)), request.prompt.clone(), sampling);
+    Some(Request { speculation, ..request })
 }
 
 #[cfg(test)]

@@ -271,7 +271,17 @@ fn figure(name: &str, value: &Value) -> String {
         "prompt_tokens" => format!("{} prompt tokens", count()),
         "recomputed_tokens" | "computed_again" => format!("{} tokens computed again", count()),
         "step_s" => format!("{} of steps", seconds()),
+        "step_share" => format!("{} of their time", percent(value)),
         "load_s" => format!("{} of loading", seconds()),
+        "sequences" => format!("{:.1} sequences in a step", number(value)),
+        "sequences_max" => format!("at most {}", count()),
+        "waiting" => format!("{:.1} waiting", number(value)),
+        "drafts" => format!("up to {} drafts", count()),
+        "tokens_per_step" => format!("{:.1} tokens a step", number(value)),
+        "rows_per_step" => format!("{:.1} rows", number(value)),
+        "row_s" | "sequence_s" => format!("{:.1} ms for each more", 1e3 * number(value)),
+        "block_tokens" => format!("blocks of {} tokens", count()),
+        "waste" => format!("{} of their slots never written", percent(value)),
         "times" => format!("{:.2} times as many tokens", number(value)),
         "bytes" => format!("{} of memory", units::bytes(number(value) as u64)),
         "evicted_blocks" => format!("{} blocks evicted", count()),
@@ -365,6 +375,14 @@ mod tests {
                     "gain": {"prompt_tokens_share": 0.25, "prompt_tokens": 1234.4, "step_s": 0.4},
                     "evidence": {"times": 2.0, "bytes": 2_097_152.0, "cache": {"evicted_blocks": 7, "hit_share": 0.2, "hit_share_unbounded": 0.8}},
                 },
+                {
+                    "do": "Let more run.", "because": "They wait.", "gain": {"step_s": 3.0, "step_share": 0.15},
+                    "evidence": {"sequences": 7.9, "sequences_max": 8, "waiting": 3.0, "sequence_s": 0.0112},
+                },
+                {
+                    "do": "Smaller.", "because": "It lacks.", "gain": {"step_s": 1.0},
+                    "evidence": {"block_tokens": 16, "waste": 0.3},
+                },
                 {"do": "Mend it.", "because": "It breaks.", "evidence": {"tenant": "acme", "position": 37, "tokens_behind": 176.2, "new_one": 5}},
             ],
         });
@@ -384,13 +402,16 @@ mod tests {
             "without bounds 80 %",
             "   Costs: 1 MiB more\n",
             "   Evidence: ",
+            "Gain: 3.000 s of steps, 15 % of their time\n",
+            "7.9 sequences in a step, at most 8, 3.0 waiting, 11.2 ms for each more\n",
+            "blocks of 16 tokens, 30 % of their slots never written\n",
             "at token 37",
             "176 tokens behind it",
             "new one 5",
         ] {
             assert!(told.contains(part), "{part}: {told}");
         }
-        assert_eq!(told.matches("Gain: ").count(), 1, "whose gain is of everybody's figures: {told}");
+        assert_eq!(told.matches("Gain: ").count(), 3, "whose gain is of everybody's figures: {told}");
         for at in 0..TENANTS {
             tenants[format!("t{at}")] = held(64, 0);
         }

@@ -576,6 +576,16 @@ fn the_claims_bench_measures_pairs_and_names_what_it_leaves_out() {
     let report: Value = serde_json::from_str(&short).expect("JSON");
     assert!(report["left_out"].to_string().contains("512 tokens, the loads need 2048"), "{report}");
     assert_eq!(report["figures"], serde_json::json!([]));
+
+    let policies = stdout(&["bench", "claims", "--policy", "static,contiguous", "--repeat", "1", "--json"]);
+    let report: Value = serde_json::from_str(&policies).expect("JSON");
+    let measured = report["policies"].as_array().expect("figures of policies");
+    let names: Vec<_> = measured.iter().filter_map(|figure| figure["policy"].as_str()).collect();
+    assert_eq!((names, &report["figures"]), (vec!["static", "contiguous"], &serde_json::json!([])));
+    for figure in measured {
+        assert!(figure["tokens_per_s"].as_f64() > Some(0.0), "{figure}");
+        assert_eq!(figure["ttft_ms"]["count"], 32, "{figure}");
+    }
 }
 
 #[test]

@@ -89,7 +89,9 @@ test("models are listed, shown, and pulled elsewhere", async () => {
   const steps = [];
   for await (const step of await client.pull({ model, stream: true })) steps.push(step.status);
   assert.equal(steps.at(-1), "success");
-  await assert.rejects(client.pull({ model: "llama3.2" }), (error) => error.status_code === 404 && /folio pull/.test(error.error));
+  const elsewhere = (error) => error.status_code === 404 && /folio pull/.test(error.error);
+  await assert.rejects(client.pull({ model: "llama3.2" }), elsewhere);
+  await assert.rejects(client.pull({ model: "llama3.2", stream: true }), elsewhere);
   await assert.rejects(client.delete({ model }), (error) => error.status_code === 403);
 });
 

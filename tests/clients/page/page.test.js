@@ -182,7 +182,7 @@ test("names that are markup stay names wherever they are shown", async () => {
   await clean(page);
 });
 
-// As `/v1/why` has them (crates/folio-server/src/observability/why/advice.rs).
+// As `/v1/why` has them (crates/folio-server/src/observability/why/advice).
 const ADVICE = [
   {
     kind: "kv_memory", do: "Give the KV cache 2 times the memory: --kv-cache-memory 16MiB", because: "hits are 20 % of prompt tokens",
@@ -192,6 +192,10 @@ const ADVICE = [
   {
     kind: "preemption", do: "Keep what preempted requests had", because: "3 times a request lost its blocks",
     evidence: { preemptions: 3 }, gain: { recomputed_tokens: 1, step_s: 12.4 },
+  },
+  {
+    kind: "max_num_seqs", do: "Let 16 requests run at once: --max-num-seqs 16", because: "7.9 of 8 places are taken in a step",
+    evidence: { sequences: 7.9 }, gain: { step_s: 12.4, step_share: 0.15 },
   },
 ];
 
@@ -210,9 +214,10 @@ test("what advice gains is told in the unit of each figure, and without advice o
     await clean(page);
     return items;
   };
-  const [memory, preemption] = await item(ADVICE, 7, /Gain/);
+  const [memory, preemption, places] = await item(ADVICE, 7, /Gain/);
   assert.ok(memory.endsWith("Gain: 25 % of the prompt tokens computed now, 1,234 prompt tokens, 400 ms of steps. Costs: 8.00 MiB more memory where the cache is."), memory);
   assert.ok(preemption.endsWith("Gain: 1 tokens that are computed again, 12 s of steps."), preemption);
+  assert.ok(places.endsWith("Gain: 12 s of steps, 15 % of their time."), places);
   const [unevicted] = await item([], 0, /None/);
   assert.match(unevicted, /nothing was evicted, and no change was found/);
   const [evicted] = await item([], 1234, /None/);

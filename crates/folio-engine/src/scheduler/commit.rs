@@ -87,8 +87,17 @@ impl Scheduler {
     /// Its sequence's part of the step's time, which the sequence's next event tells.
     fn attribute(&mut self, planned: &Planned, division: &Division) -> f64 {
         let sequence = &mut self.sequences[planned.slot];
-        let us = division.of(sequence.computed(), planned.rows);
+        let first = sequence.computed();
+        let us = division.of(first, planned.rows);
         sequence.us += us as f32;
+        if first > 0
+            && sequence.choice.is_none()
+            && let Some(state) = self.requests.get_mut(&sequence.request_id)
+        {
+            // Before its first step is over all that is there was found.
+            let cached = state.cached_tokens.unwrap_or(first).min(first);
+            state.cached_us += division.over(cached, planned.rows) as f32;
+        }
         us
     }
 
@@ -324,11 +333,11 @@ impl Scheduler {
         let sequence = &mut self.sequences[leader];
         let (id, us) = (sequence.request_id, std::mem::take(&mut sequence.us));
         let Some(state) = self.requests.get_mut(&id) else { return };
-        let cached_tokens = state.cached_tokens.unwrap_or(0);
+        let (cached_tokens, cached_us) = (state.cached_tokens.unwrap_or(0), state.cached_us);
         let prompt_logprobs = std::mem::take(&mut state.scores);
         self.counters.prompt_tokens += u64::from(state.prompt_len);
         self.counters.cached_prompt_tokens += u64::from(cached_tokens);
-        self.events.push((id, Event::Prompt { cached_tokens, us, prompt_logprobs, kept }));
+        self.events.push((id, Event::Prompt { cached_tokens, us, cached_us, prompt_logprobs, kept }));
     }
 
     /// Pins the prompt as far as its pinned ranges reach, if there are any.

@@ -23,6 +23,11 @@ impl Scheduler {
         self.last_step
     }
 
+    /// Microseconds that a row of a prompt takes, and each position that it sees, as measured; 0 before the first.
+    pub fn row_us(&self) -> (f64, f64) {
+        self.costs.line()
+    }
+
     /// Writes everything the scheduler knows into `stats`.
     pub(crate) fn report(&self, cache: &KvCache, stats: &mut EngineStats) {
         stats.queued_requests = self.queued.requests;
@@ -34,6 +39,7 @@ impl Scheduler {
         stats.work = self.work;
         stats.load_costs = self.costs.load_costs();
         stats.prefill_us = self.costs.computing(0..PREFILL_TOKENS);
+        stats.row_us = self.row_us();
         stats.cache = cache.stats();
         stats.adapters.clear();
         stats.adapters.extend(self.adapters.in_use().keys());

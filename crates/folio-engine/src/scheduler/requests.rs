@@ -34,6 +34,8 @@ pub(crate) struct RequestState {
     pub scheduled: bool,
     /// Set when its first step is committed.
     pub cached_tokens: Option<u32>,
+    /// Microseconds of steps in which the prompt's rows read those.
+    pub cached_us: f32,
     pub scores: Vec<TokenLogprobs>,
     pub seed: u64,
 }
@@ -68,6 +70,7 @@ impl Scheduler {
             sampled: Vec::with_capacity(request.n as usize),
             scheduled: false,
             cached_tokens: None,
+            cached_us: 0.0,
             scores: Vec::new(),
             seed: request.sampling.seed,
         };

@@ -227,11 +227,11 @@ async fn run(
     let mut computed = Computed::default();
     loop {
         match events.recv().await {
-            Some(Event::Prompt { cached_tokens, us, kept, .. }) => {
+            Some(Event::Prompt { cached_tokens, us, cached_us, kept, .. }) => {
                 ticket.started();
                 observability.metrics.prompt(prompt_tokens, u64::from(cached_tokens));
                 meter.prompt(prompt_tokens, u64::from(cached_tokens));
-                observability.why.prefix(tenant, prompt_tokens, cached_tokens.into(), us);
+                observability.why.prefix(tenant, prompt_tokens, cached_tokens.into(), (us, cached_us));
                 computed = Computed { cached_tokens, kept: kept.map(|kept| *kept) };
             }
             Some(Event::Token { .. } | Event::Pooled { .. }) => {}

@@ -162,12 +162,17 @@ impl ResponseDriver {
 
     fn event(&mut self, prompt: usize, event: Event, at: Instant) {
         match event {
-            Event::Prompt { cached_tokens, us, prompt_logprobs, kept } => {
+            Event::Prompt { cached_tokens, us, cached_us, prompt_logprobs, kept } => {
                 // Before anything of the answer is shown; the figures are counted all the same.
                 if let Some(Err(reason)) = kept.as_deref() {
                     self.delivery.fail(refused(reason, "cache.pin", "cache.pin"));
                 }
-                self.accounting.record.prompt(prompt, &self.job.prompts[prompt].tokens, cached_tokens, us);
+                self.accounting.record.prompt(
+                    prompt,
+                    &self.job.prompts[prompt].tokens,
+                    cached_tokens,
+                    (us, cached_us),
+                );
                 self.accounting.usage.times.prompt = at - self.job.arrived;
                 self.prompt_done(prompt, cached_tokens, prompt_logprobs);
             }

@@ -119,6 +119,7 @@ impl Generator {
             hashes,
             max_tokens: job.prompts.iter().map(|prompt| prompt.params.max_tokens).collect(),
             answers: job.generation.n,
+            is_drafted: job.prompts.iter().any(|prompt| prompt.speculation.is_some()),
             submitted,
             requested,
         };

@@ -224,6 +224,7 @@ impl Live {
             self.sink.deliver(Event::Prompt {
                 cached_tokens: cached,
                 us: 0.0,
+                cached_us: 0.0,
                 prompt_logprobs: scores,
                 kept: None,
             });

@@ -221,7 +221,8 @@ pub struct BenchPlanArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     folio bench claims\n  \
-    folio bench claims ./my-model --only prefix-cache,offload --repeat 5 --json\n\n\
+    folio bench claims ./my-model --only prefix-cache,offload --repeat 5 --json\n  \
+    folio bench claims --policy continuous,static,contiguous\n\n\
     Each claim is measured with what is claimed and without it, in turn, by the same scheduler and cache. Prompts are random\n\
     tokens. `docs/claims.md` has what came of it, and what was said by whom.")]
 pub struct BenchClaimsArgs {
@@ -230,6 +231,9 @@ pub struct BenchClaimsArgs {
     /// Claims to re-create [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub only: Vec<String>,
+    /// Instead of claims: requests with answers of unequal lengths under each of these policies
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "POLICY", conflicts_with = "only")]
+    pub policy: Vec<BatchPolicy>,
     /// Pairs of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
@@ -238,6 +242,14 @@ pub struct BenchClaimsArgs {
     pub json: bool,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// How requests share an engine, in benchmarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BatchPolicy {
+    Continuous,
+    Static,
+    Contiguous,
 }
 
 #[derive(Args, Debug)]

@@ -29,8 +29,9 @@ const RECORDS_MAX: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Spending {
     pub requests: u64,
-    /// Microseconds of steps.
+    /// Microseconds of steps; of those of prompts, what their rows took to read what was cached.
     pub prompt_us: f64,
+    pub cached_us: f64,
     pub output_us: f64,
     pub computed_tokens: u64,
     pub cached_tokens: u64,
@@ -45,9 +46,15 @@ impl Spending {
         self.prompt_us + self.output_us
     }
 
+    /// What prompts took but to read what was cached.
+    pub fn computed_us(&self) -> f64 {
+        self.prompt_us - self.cached_us
+    }
+
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.prompt_us += other.prompt_us;
+        self.cached_us += other.cached_us;
         self.output_us += other.output_us;
         self.computed_tokens += other.computed_tokens;
         self.cached_tokens += other.cached_tokens;
@@ -86,12 +93,13 @@ impl Account {
         what(spent);
     }
 
-    /// A prompt was computed.
-    pub fn computed(&self, now: Micros, tokens: u64, cached: u64, us: f64) {
+    /// A prompt was computed. `us`: of steps, and of that to read what was cached.
+    pub fn computed(&self, now: Micros, tokens: u64, cached: u64, us: (f32, f32)) {
         self.spend(now, |spent| {
             spent.computed_tokens += tokens - cached.min(tokens);
             spent.cached_tokens += cached;
-            spent.prompt_us += us;
+            spent.prompt_us += f64::from(us.0);
+            spent.cached_us += f64::from(us.1);
         });
     }
 
@@ -226,6 +234,8 @@ pub(crate) struct SubmittedRequest<'a> {
     /// Of all prompts, by their places: the most tokens of an answer. And answers of each.
     pub max_tokens: Vec<u32>,
     pub answers: u32,
+    /// It has a drafter.
+    pub is_drafted: bool,
     pub submitted: Micros,
     /// Where it is told of in a trace.
     pub requested: Option<Box<Requested>>,
@@ -247,6 +257,7 @@ pub(crate) struct RequestRecord {
     facts: Arc<Mutex<RequestFacts>>,
     hashes: Vec<(usize, BlockHashes)>,
     max_tokens: Vec<u32>,
+    is_drafted: bool,
     /// Of each prompt: tokens that were found.
     cached: Vec<u32>,
     /// Of each choice.
@@ -258,7 +269,7 @@ pub(crate) struct RequestRecord {
 impl RequestRecord {
     pub(super) fn new(
         parts: RecordParts,
-        SubmittedRequest { id, asked, hashes, max_tokens, answers, submitted, requested }: SubmittedRequest<
+        SubmittedRequest { id, asked, hashes, max_tokens, answers, is_drafted, submitted, requested }: SubmittedRequest<
             '_,
         >,
         target: Duration,
@@ -300,6 +311,7 @@ impl RequestRecord {
             facts,
             hashes,
             max_tokens,
+            is_drafted,
             cached,
             answers: Vec::new(),
             requested,
@@ -319,13 +331,13 @@ impl RequestRecord {
         self.hashes.iter().find(|(place, _)| *place == prompt).map(|(_, hashes)| hashes.clone())
     }
 
-    /// A prompt was computed, which took so much of steps.
-    pub fn prompt(&mut self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: f32) {
+    /// A prompt was computed. `us`: of steps, and of that to read what was cached.
+    pub fn prompt(&mut self, place: usize, prompt: &Arc<[u32]>, cached: u32, us: (f32, f32)) {
         if let Some(found) = self.cached.get_mut(place) {
             *found = cached;
         }
         let RecordParts { account, engine, prompts, .. } = &self.parts;
-        let (tokens, us, now) = (prompt.len() as u64, f64::from(us), engine.now());
+        let (tokens, now) = (prompt.len() as u64, engine.now());
         if let Some(hashes) = self.hashes(place) {
             prompts.prompt(account.tenant, hashes, prompt.clone(), cached, now);
         }
@@ -335,7 +347,7 @@ impl RequestRecord {
         facts.prompts_done += 1;
         facts.prompt_tokens += tokens;
         facts.cached_tokens += cached;
-        facts.prompt_us += us;
+        facts.prompt_us += f64::from(us.0);
     }
 
     /// A token of a choice came, which took so much of steps.
@@ -421,6 +433,9 @@ impl RequestRecord {
         if let Some(hashes) = self.hashes(place) {
             self.record((place, prompt), &hashes, answer.as_deref().unwrap_or_default(), (reason, timing));
             if let Some(mut answer) = answer {
+                if !self.is_drafted {
+                    self.parts.prompts.undrafted(prompt, &answer);
+                }
                 // The last token is never computed.
                 answer.pop();
                 let block = hashes.block_tokens() as usize;

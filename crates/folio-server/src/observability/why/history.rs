@@ -23,6 +23,9 @@ pub(crate) struct Sample {
     pub loaded_tokens: u64,
     pub tier_tokens: [u64; TIERS_MAX],
     pub drafts: (u64, u64),
+    pub steps_ahead: u64,
+    /// Microseconds of a prompt's row, and for each position that it sees.
+    pub row_us: (f64, f64),
     pub cache: CacheStats,
 }
 
@@ -43,6 +46,8 @@ impl Sample {
             loaded_tokens: counters.loaded_tokens,
             tier_tokens: counters.tier_tokens,
             drafts: counters.draft_tokens(),
+            steps_ahead: counters.steps_ahead,
+            row_us: stats.row_us,
             cache: stats.cache,
         }
     }

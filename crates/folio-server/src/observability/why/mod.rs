@@ -13,12 +13,11 @@
 mod account;
 mod advice;
 mod breaks;
-mod change_cost;
 mod config;
-mod evidence;
 mod history;
 mod kind;
 mod latencies;
+mod lookups;
 mod moments;
 mod prompts;
 mod repeated;
@@ -138,9 +137,9 @@ impl Why {
         RequestRecord::new(parts, request, target)
     }
 
-    /// A prefix was computed for a tenant without an answer, which took so much of steps.
-    pub fn prefix(&self, tenant: &Tenant, tokens: u64, cached: u64, us: f32) {
-        self.account(tenant).computed(self.engine.now(), tokens, cached, us.into());
+    /// A prefix was computed for a tenant without an answer. `us`: of steps, and of that to read what was cached.
+    pub fn prefix(&self, tenant: &Tenant, tokens: u64, cached: u64, us: (f32, f32)) {
+        self.account(tenant).computed(self.engine.now(), tokens, cached, us);
     }
 
     fn account(&self, tenant: &Tenant) -> Arc<Account> {

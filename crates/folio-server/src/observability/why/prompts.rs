@@ -1,4 +1,5 @@
-//! What prompts have in common with those before them: what a larger cache would have hit, and which clients break their own prefix.
+//! What prompts have in common with those before them: what a larger cache would have hit, and which clients break their own prefix; and what
+//! answers repeat (`lookups`).
 //!
 //! Owns: the thread that looks, and what it found. Must never: keep whoever answers waiting: what is too much for the thread is left out, and
 //! counted. Memory: [`SAMPLED`] hashes ([`ShadowIndex`], under 16 MiB), the beginnings of a few prompts of each tenant (`breaks`),
@@ -9,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use folio_engine::Micros;
+use folio_engine::{Drafters, Micros};
 use folio_kv::{BlockHashes, TenantId};
 use parking_lot::Mutex;
 
 use super::breaks::Breaks;
+use super::lookups::LookupOutcomes;
 use super::repeated::RepeatedPrefixes;
 use super::shadow::ShadowIndex;
 
@@ -21,6 +23,10 @@ use super::shadow::ShadowIndex;
 const SAMPLED: usize = 1 << 17;
 /// Prompts that wait for the thread.
 const WAITING: usize = 256;
+/// Of answers without drafts one in so many is looked through for them, if it has so many tokens at least and its prompt so many at most.
+const LOOKED_THROUGH: u64 = 8;
+const ANSWER_LEAST: usize = 16;
+const PROMPT_MOST: usize = 16_384;
 /// What is older counts half.
 const HALF_LIFE_US: f64 = 300e6;
 
@@ -39,6 +45,11 @@ enum ComparedText {
         prompt: Arc<[u32]>,
         answer: Vec<u32>,
     },
+    /// An answer without drafts.
+    Undrafted {
+        prompt: Arc<[u32]>,
+        answer: Vec<u32>,
+    },
 }
 
 /// What was found.
@@ -46,6 +57,7 @@ pub(super) struct PromptFindings {
     pub index: ShadowIndex,
     pub breaks: Breaks,
     pub repeated: RepeatedPrefixes,
+    pub lookups: LookupOutcomes,
     aged: Micros,
 }
 
@@ -54,6 +66,7 @@ pub(super) struct Prompts {
     seen: SyncSender<ComparedText>,
     found: Arc<Mutex<PromptFindings>>,
     left_out: AtomicU64,
+    undrafted: AtomicU64,
 }
 
 impl Prompts {
@@ -67,7 +80,7 @@ impl Prompts {
         if let Err(error) = thread {
             tracing::warn!(%error, "prompts are not compared: the thread could not be started");
         }
-        Self { seen, found, left_out: AtomicU64::new(0) }
+        Self { seen, found, left_out: AtomicU64::new(0), undrafted: AtomicU64::new(0) }
     }
 
     /// A prompt was computed, of which `cached` tokens were found.
@@ -78,6 +91,14 @@ impl Prompts {
     /// An answer ended, of which these tokens were computed.
     pub fn answer(&self, hashes: BlockHashes, prompt: Arc<[u32]>, answer: Vec<u32>) {
         self.see(ComparedText::Answer { hashes, prompt, answer });
+    }
+
+    /// An answer ended of a request that had no drafter.
+    pub fn undrafted(&self, prompt: &Arc<[u32]>, answer: &[u32]) {
+        let is_fit = answer.len() >= ANSWER_LEAST && prompt.len() <= PROMPT_MOST;
+        if is_fit && self.undrafted.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKED_THROUGH) {
+            self.see(ComparedText::Undrafted { prompt: prompt.clone(), answer: answer.to_vec() });
+        }
     }
 
     fn see(&self, seen: ComparedText) {
@@ -107,8 +128,8 @@ impl Prompts {
 
 impl Default for PromptFindings {
     fn default() -> Self {
-        let (breaks, repeated) = Default::default();
-        Self { index: ShadowIndex::new(SAMPLED), breaks, repeated, aged: Micros(0) }
+        let (breaks, repeated, lookups) = Default::default();
+        Self { index: ShadowIndex::new(SAMPLED), breaks, repeated, lookups, aged: Micros(0) }
     }
 }
 
@@ -133,12 +154,14 @@ impl PromptFindings {
             self.index.age(factor);
             self.breaks.age(factor);
             self.repeated.age(factor);
+            self.lookups.age(factor);
             self.aged = at;
         }
     }
 }
 
 fn look(seen: &Receiver<ComparedText>, found: &Mutex<PromptFindings>) {
+    let mut drafters = Drafters::default();
     for seen in seen {
         match seen {
             ComparedText::Prompt { tenant, hashes, tokens, cached, at } => {
@@ -148,6 +171,10 @@ fn look(seen: &Receiver<ComparedText>, found: &Mutex<PromptFindings>) {
                 let of_prompt = hashes.iter(true).count();
                 hashes.extend(&[&prompt[..], &answer].concat());
                 found.lock().index.computed(hashes.iter(true).skip(of_prompt));
+            }
+            ComparedText::Undrafted { prompt, answer } => {
+                let outcomes = LookupOutcomes::of(&mut drafters, &prompt, &answer);
+                found.lock().lookups.add(&outcomes);
             }
         }
     }

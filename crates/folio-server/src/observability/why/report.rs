@@ -9,9 +9,8 @@ use folio_kv::{Holdings, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::account::{Account, Spending};
-use super::advice::{Advice, advise};
+use super::advice::{Advice, Evidence, StepEvidence, TierRoom, advise};
 use super::config::{WhyConfig, seconds, since};
-use super::evidence::{Evidence, TierRoom};
 use super::history::Sample;
 use super::latencies::Latencies;
 use super::prompts::Prompts;
@@ -293,21 +292,48 @@ impl WhyReport<'_> {
         Some(TierRoom { name: largest.name, bytes: largest.bytes_limit, is_full })
     }
 
+    fn step_evidence(&self) -> StepEvidence {
+        let waiting =
+            |reason| self.waiting.iter().find(|(of, _)| *of == reason).map_or(0.0, |(_, mean)| *mean);
+        let (sequences_max, tokens_max) = self.engine.step_limits();
+        StepEvidence {
+            row_us: self.end.row_us,
+            sequences_max,
+            tokens_max,
+            waiting_for_turn: waiting(WaitingFor::Turn),
+            waiting_for_blocks: waiting(WaitingFor::Blocks),
+            draft_tokens: self.end.drafts.0 - self.begin.drafts.0,
+            ahead: self.end.steps_ahead - self.begin.steps_ahead,
+            ..StepEvidence::of(|activity| (self.steps(activity), self.us(activity)))
+        }
+    }
+
+    /// Share of the slots of blocks that were given up that was never written.
+    fn waste(&self) -> Option<f64> {
+        let (now, before) = (&self.end.cache, &self.begin.cache);
+        let slots = now.closed_slots.saturating_sub(before.closed_slots);
+        let written = now.closed_written_slots.saturating_sub(before.closed_written_slots);
+        share(slots.saturating_sub(written) as f64, slots as f64)
+    }
+
     fn evidence(&self, spent: &Spending) -> Evidence {
         let cache = &self.end.cache;
         Evidence {
             blocks: cache.blocks,
             block_tokens: cache.block_tokens,
             block_bytes: cache.bytes_per_block,
+            has_windows: !cache.windows().is_empty(),
             evictions: cache.evictions.saturating_sub(self.begin.cache.evictions),
+            waste: self.waste(),
             computed_tokens: spent.computed_tokens,
-            prompt_s: seconds(spent.prompt_us),
+            prompt_s: seconds(spent.computed_us()),
             int8: self.config.int8_times,
             has_tier: !self.engine.tier_stats().is_empty(),
             tier: self.tier(),
             preemptions: self.end.preemptions - self.begin.preemptions,
             recomputed_tokens: self.end.recomputed_tokens - self.begin.recomputed_tokens,
             copy_bytes_per_s: self.config.roofline.as_ref().ok().map(|of| of.rates.copy_bytes_per_s),
+            steps: self.step_evidence(),
         }
     }
 
@@ -336,17 +362,17 @@ impl WhyReport<'_> {
         json!({
             "seconds": seconds(spent.us()),
             "prompt_s": seconds(spent.prompt_us),
+            "cached_s": seconds(spent.cached_us),
             "output_s": seconds(spent.output_us),
             "share": share(spent.us(), self.passed_us()),
             "price": price(spent.us()),
             "computed_tokens": spent.computed_tokens,
             "cached_tokens": spent.cached_tokens,
             "output_tokens": spent.output_tokens,
-            "per_million_computed": million(spent.prompt_us, spent.computed_tokens),
-            // No row is computed of them.
-            "per_million_cached": self.config.price_per_hour.filter(|_| spent.cached_tokens > 0).map(|_| 0.0),
+            "per_million_computed": million(spent.computed_us(), spent.computed_tokens),
+            "per_million_cached": million(spent.cached_us, spent.cached_tokens),
             "per_million_output": million(spent.output_us, spent.output_tokens),
-            "spared_by_cache_s": share(spent.prompt_us * spent.cached_tokens as f64, spent.computed_tokens as f64).map(seconds),
+            "spared_by_cache_s": share(spent.computed_us() * spent.cached_tokens as f64, spent.computed_tokens as f64).map(seconds),
         })
     }
 

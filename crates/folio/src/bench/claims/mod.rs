@@ -4,12 +4,14 @@
 //! another program. Claims about time are measured in pairs, in turn, in one process.
 
 mod play;
+mod policies;
 
 use anyhow::{Context, Result, bail};
 use folio_model::backend::KvFormat;
 use serde::Serialize;
 
 use self::play::{Arrivals, Asked, Player};
+use self::policies::{PolicyFigure, ROOM, unequal};
 use super::stats::{Summary, median};
 use super::table;
 use crate::cli::{BenchClaimsArgs, EngineArgs, Speculate};
@@ -144,6 +146,9 @@ struct Report {
     device: String,
     version: &'static str,
     figures: Vec<Figure>,
+    /// With `--policy`, instead of claims.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    policies: Vec<PolicyFigure>,
     /// "int8 halves, 4 bits quarter": sizes are exact, nothing is measured. What each costs in quality is told by `folio bench kv`.
     formats: Vec<Format>,
     /// Claims of what Folio does not do (yet), and what could not be measured here, with the reason.
@@ -194,6 +199,7 @@ impl Claims<'_> {
             device: runtime.report.device.clone(),
             version: env!("CARGO_PKG_VERSION"),
             figures: Vec::new(),
+            policies: Vec::new(),
             formats: formats.collect(),
             left_out: vec![(
                 "H2O: 2 to 5 times the throughput",
@@ -208,6 +214,11 @@ impl Claims<'_> {
         if context < CONTEXT {
             let reason = format!("the context is {context} tokens, the loads need {CONTEXT}");
             report.left_out.extend(claims.iter().map(|claim| (claim.name, reason.clone())));
+            return Ok(report);
+        }
+        if !self.args.policy.is_empty() {
+            let measured = self.args.policy.iter().map(|policy| policies::measure(&self, *policy));
+            report.policies = measured.collect::<Result<_>>()?;
             return Ok(report);
         }
         let bar = Bar::items("measuring", claims.len() as u64);
@@ -292,7 +303,7 @@ fn continuous_batching(claims: &Claims) -> Result<Vec<Figure>> {
 
 fn paging(claims: &Claims) -> Result<Vec<Figure>> {
     const REQUESTS: u32 = 32;
-    let pool = claims.kv_bytes(4 * CONTEXT + 64);
+    let pool = claims.kv_bytes(ROOM * CONTEXT + 64);
     let engine = |guaranteed: bool| {
         claims.player(|args| {
             args.kv_cache_memory = Some(pool);
@@ -301,13 +312,7 @@ fn paging(claims: &Claims) -> Result<Vec<Figure>> {
         })
     };
     let (mut paged, contiguous) = (engine(false)?, engine(true)?);
-    let load: Vec<Asked> = (0..REQUESTS)
-        .map(|_| {
-            let tokens = paged.length(96.0, 512);
-            // How long it will be nobody knows.
-            Asked { max_tokens: CONTEXT - 64, ..Asked::new(paged.prompt(64), tokens) }
-        })
-        .collect();
+    let load = unequal(&mut paged, REQUESTS);
     let tokens: u32 = load.iter().map(|asked| asked.tokens).sum();
     let pairs = claims.pairs(|with| {
         let player = if with { &paged } else { &contiguous };
@@ -315,7 +320,7 @@ fn paging(claims: &Claims) -> Result<Vec<Figure>> {
         let asked = load.iter().map(|asked| Asked { scope, ..asked.clone() }).collect();
         Ok(f64::from(tokens) / player.play(asked, Arrivals::Together)?.1)
     })?;
-    let note = format!("{REQUESTS} requests in a KV cache for 4 of the longest");
+    let note = format!("{REQUESTS} requests in a KV cache for {ROOM} of the longest");
     // Of all slots that its sequences had and gave up, as its cache counts them, those of the preempted among them.
     let wasted = 100.0 * paged.runtime().engine.stats().cache.lifetime_waste();
     // A reservation is no memory that is given out, so there is nothing to count.
@@ -500,6 +505,21 @@ fn swapping(claims: &Claims) -> Result<Vec<Figure>> {
 }
 
 impl Report {
+    fn policy_table(&self) -> String {
+        let rows = self.policies.iter().map(|figure| {
+            let ttft = |ms: f64| format!("{ms:.0} ms");
+            let PolicyFigure { policy, how, tokens_per_s, ttft_ms } = figure;
+            vec![
+                (*policy).to_owned(),
+                format!("{tokens_per_s:.1} tokens/s"),
+                ttft(ttft_ms.p50),
+                ttft(ttft_ms.p99),
+                (*how).to_owned(),
+            ]
+        });
+        table::render(&["policy", "rate", "TTFT p50", "TTFT p99", "how"], &rows.collect::<Vec<_>>())
+    }
+
     fn table(&self) -> String {
         let mut out = format!("{} on {}\n", self.model, self.device);
         let mut rows = Vec::new();
@@ -511,7 +531,11 @@ impl Report {
             let gain = format!("{:.2} ({least:.2} to {most:.2})", figure.gain);
             rows.push(vec![name, value(figure.without), value(figure.with), gain]);
         }
-        out.push_str(&table::render(&["claim", "without", "with", "times as good"], &rows));
+        if self.policies.is_empty() {
+            out.push_str(&table::render(&["claim", "without", "with", "times as good"], &rows));
+        } else {
+            out.push_str(&self.policy_table());
+        }
         for figure in &self.figures {
             out.push_str(&format!(
                 "\n{} {}: {}.\n  said: {}\n  without: {}\n",

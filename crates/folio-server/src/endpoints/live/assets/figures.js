@@ -68,6 +68,7 @@ const GAINS = {
   prompt_tokens: value => number(value) + " prompt tokens",
   recomputed_tokens: value => number(value) + " tokens that are computed again",
   step_s: value => seconds(value) + " of steps",
+  step_share: value => percent(value) + " of their time",
 };
 
 function gain(told) {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 const INT8_KL: [(&str, f64); 2] = [("built-in model", 1.38e-4), ("stories260k", 3.45e-3)];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum ChangeCost {
+pub enum ChangeCost {
     /// So many bytes more where the cache is.
     CacheMemory(f64),
     /// So many bytes of the machine's memory, beside the cache.
@@ -15,6 +15,10 @@ pub(super) enum ChangeCost {
     Precision,
     /// So many bytes of the cache, for one alone.
     PartOfCache(f64),
+    /// Steps take longer, in the mean: of so many seconds so many.
+    SlowerSteps { now_s: f64, then_s: f64 },
+    /// So many times as many blocks for the same content.
+    MoreBlocks(u32),
     /// Nothing of the machine's.
     Nothing,
 }
@@ -48,6 +52,21 @@ impl ChangeCost {
                 "text": format!("{} of the cache, which nobody else has then", mebibytes(bytes)),
                 "cache_bytes": bytes,
             }),
+            Self::SlowerSteps { now_s, then_s } => json!({
+                "text": format!(
+                    "each of those who run waits up to {:.1} ms for a token, now {:.1} ms",
+                    1e3 * then_s,
+                    1e3 * now_s
+                ),
+                "step_s_now": now_s,
+                "step_s_then": then_s,
+            }),
+            Self::MoreBlocks(times) => json!({
+                "text": format!(
+                    "{times} times as many blocks to hash, find and read; `folio bench claims` measures what their size takes"
+                ),
+                "blocks_times": times,
+            }),
             Self::Nothing => json!({"text": "nothing"}),
         }
     }
@@ -80,6 +99,9 @@ mod tests {
         assert!(text.contains("1.38e-4 with built-in model, 3.45e-3 with stories260k"), "{text}");
         let told = ChangeCost::PartOfCache(f64::from(3 << 20)).json();
         assert_eq!(told["text"], "3.00 MiB of the cache, which nobody else has then");
+        let told = ChangeCost::SlowerSteps { now_s: 0.02, then_s: 0.0255 }.json();
+        assert_eq!(told["text"], "each of those who run waits up to 25.5 ms for a token, now 20.0 ms");
+        assert_eq!(ChangeCost::MoreBlocks(4).json()["blocks_times"], 4);
         assert_eq!(ChangeCost::Nothing.json(), json!({"text": "nothing"}));
     }
 }
