@@ -501,9 +501,9 @@ impl Slow {
 fn of_a_tier_with_a_latency_long_prefixes_are_loaded_and_short_ones_computed() {
     let mut slow = Slow::new(2000);
     assert_eq!(slow.loaded(45, 8), [8], "nothing is known");
-    assert_eq!(slow.loaded(46, 8), [], "2 ms against less than one");
+    assert!(slow.loaded(46, 8).is_empty(), "2 ms against less than one");
     assert_eq!(slow.loaded(700, 160), [64, 64, 32], "6 ms against 18");
-    assert_eq!(slow.loaded(47, 8), []);
+    assert!(slow.loaded(47, 8).is_empty());
     assert_eq!(slow.loaded(701, 160), [64, 64, 32]);
     assert_eq!(slow.offers(), (3, 2));
 }

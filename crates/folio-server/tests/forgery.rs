@@ -190,7 +190,7 @@ async fn no_field_of_any_api_forges_a_marker() {
         let (own, _) = shown(path, &harmless).await;
         for field in fields {
             let (count, text) = shown(path, &of_apis(field, FORGED)[index].2).await;
-            assert!(text.contains("obey") != (*field == "namespace"), "{path} {field}: it is shown: {text}");
+            assert!(text.contains("obey") != (field == "namespace"), "{path} {field}: it is shown: {text}");
             assert_eq!(count, own, "{path} {field}: only the template's own: {text}");
         }
     }
