@@ -35,8 +35,8 @@ use crate::cli::{EngineArgs, Quantize, Sizes};
 use crate::load_format::LoadFormat;
 use crate::memory::{self, PoolRequest};
 use crate::packed_cache::{Saving, Unsaved};
-use draft::Draft;
 pub use agreement::Agreement;
+use draft::Draft;
 pub use draft::DraftCost;
 
 pub use pair::Pair;

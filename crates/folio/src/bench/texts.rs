@@ -50,7 +50,8 @@ impl Bench<'_> {
         };
         let (prompt, answer) = (read("prompt")?, read("answer")?);
         let prediction = folder.join("prediction").exists().then(|| read("prediction")).transpose()?;
-        let (name, vocab) = (folder.file_name().unwrap_or_default().to_string_lossy(), self.runtime.model.vocab as u64);
+        let (name, vocab) =
+            (folder.file_name().unwrap_or_default().to_string_lossy(), self.runtime.model.vocab as u64);
         ensure!(words.len() as u64 <= vocab, "{name}: {} words, the model has {vocab} tokens", words.len());
         ensure!(answer.len() > 1, "{name}: the answer has no second word");
         let prompt: Arc<[u32]> = prompt.into();
