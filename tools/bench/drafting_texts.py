@@ -32,7 +32,8 @@ def git(*args):
 def texts():
     """Name to prompt, answer, prediction."""
     before, after = (git("show", f"{revision}:{FILE}") for revision in (f"{COMMIT}^", COMMIT))
-    asked = f"Here is {FILE}:\n```\n{before}```\nMake what was said about it.\n"
+    what = "Make what was said about it.\n"
+    asked = f"Here is {FILE}:\n```\n{before}```\n{what}"
     old, new = before.splitlines(True), after.splitlines(True)
     calls = []
     for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(2):
@@ -40,13 +41,13 @@ def texts():
         calls.append(json.dumps({"name": "edit", "arguments": {"path": FILE, "old_string": "".join(old[a:b]), "new_string": "".join(new[c:d])}}))
     # A tool's result has its text as it is, a call has it in JSON.
     read = json.dumps({"name": "read", "result": before})
-    document = git("show", f"{COMMIT}:{DOCUMENT}")
+    document = git("show", f"{COMMIT}:{DOCUMENT}")[:11000]
     sentences = [sentence for sentence in re.split(r"(?<=[.:]) +|\n+", document) if len(sentence) > 80][:60:3]
     remarks = [line[2:] for line in git("show", f"{COMMIT}:CHANGELOG.md").splitlines() if line.startswith("- ")]
     quotes = "\n".join(f'"{sentence}" {remark}' for sentence, remark in zip(sentences, reversed(remarks)))
     return {
         "a file with changes": (asked, after, before),
-        "an agent's edits": (f"{asked}{read}\n", "\n".join(calls), ""),
+        "an agent's edits": (f"{what}{read}\n", "\n".join(calls), ""),
         "quotes": (f"{document}\nWhat does it say about costs? Quote it.\n", "\n".join(sentences), ""),
         "quotes with remarks": (f"{document}\nWhat does it say about costs? Quote it.\n", quotes, ""),
     }

@@ -45,7 +45,12 @@ fn blocks_compute_what_their_values_compute() {
     let specs = folio_model::weights::weight_specs(checkpoint.config());
     let tensors = specs.iter().flat_map(|weight| &weight.parts).map(|part| checkpoint.tensor(part).unwrap());
     let encodings: Vec<Encoding> = tensors.map(|tensor| tensor.encoding).collect();
-    for format in BlockFormat::of_ggml() {
+    // Those are made with an importance matrix, which ggml's Python has not: `quant/blocks.safetensors` has values of them.
+    let by_importance = |format: &BlockFormat| {
+        let name = format!("{format:?}");
+        ["IQ1", "IQ2", "IQ3"].iter().any(|begin| name.starts_with(begin))
+    };
+    for format in BlockFormat::of_ggml().filter(|format| !by_importance(format)) {
         assert!(encodings.contains(&Encoding::Block(format)), "{format:?} is not in the file");
     }
 }

@@ -43,7 +43,7 @@ fn files(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// All but the crate's root.
+/// All but the crate's root, and what tests share.
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut paths = Vec::new();
@@ -59,7 +59,11 @@ fn sources() -> Vec<Source> {
         path.pop_if(|name| name == "mod");
         Source { path, text }
     };
-    paths.into_iter().map(read).filter(|source| source.path != ["lib"]).collect()
+    paths
+        .into_iter()
+        .map(read)
+        .filter(|source| source.path != ["lib"] && source.path.last().is_none_or(|name| name != "testing"))
+        .collect()
 }
 
 /// The names that follow `start` wherever it stands in the text, up to where no single name follows.

@@ -49,14 +49,18 @@ impl Pair {
     /// Both say the same so often where the head reads the layers so many places behind.
     pub fn compare(&mut self, places: isize, found: Agreement) {
         if found.share() > self.found.share() + SHARE_MORE {
-            self.doubt = Some(format!(
+            let better = format!(
                 "{} would say the same at {} of {} places with the layers {}: its eagle_aux_hidden_state_layer_ids are probably counted \
                  otherwise (their inputs in vLLM's form, their outputs in the others)",
                 self.name,
                 found.same,
                 found.places,
                 direction(places),
-            ));
+            );
+            self.doubt = Some(match self.doubt.take() {
+                Some(doubt) => format!("{doubt}. {better}"),
+                None => better,
+            });
         }
         self.behind.push((places, found));
     }
