@@ -66,6 +66,9 @@ struct Kept {
     wrong: [u64; 2],
 }
 
+/// The block before one, and its tokens.
+type ParentAndTokens = (Option<BlockHash>, Box<[u32]>);
+
 struct Block {
     tenant: TenantId,
     used: u64,
@@ -73,8 +76,8 @@ struct Block {
     /// 0: never.
     expires_s: u32,
     bytes: Arc<dyn HostBuffer>,
-    /// Of group 0, where somebody is told: the block before it, and its tokens.
-    lineage: Option<Box<(Option<BlockHash>, Box<[u32]>)>>,
+    /// Of group 0, where somebody is told.
+    lineage: Option<Box<ParentAndTokens>>,
 }
 
 impl Block {
