@@ -116,7 +116,10 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
                     let drafts = &self.drafts[first..=first + proposed as usize];
                     expect(sequence, drafts);
                     let before = entry.samples.pop();
-                    entry.samples.extend(sample(0, sequence, drafts, before, self.temperature));
+                    entry.samples.extend(match sequence.drafter.drafts > proposed + 1 {
+                        true => sample(0, sequence, drafts, before, self.temperature),
+                        false => before.map(parameters),
+                    });
                     entry.features = self.features.wanted(sequence.drafter.drafts, proposed + 1);
                 }
             }
@@ -277,6 +280,14 @@ fn sample(
     let SampleSpec { seed, position, forbid_stop, .. } = *spec;
     let spec = SampleSpec { params, seed, position, history, forbid_stop, guide };
     Some(SamplePlan { row, want: Want::Token(spec) })
+}
+
+/// A sample that keeps its parameters for the next step, and nothing of this one.
+fn parameters(mut sample: SamplePlan) -> SamplePlan {
+    if let Want::Token(spec) = &mut sample.want {
+        (spec.history, spec.guide) = (None, None);
+    }
+    sample
 }
 
 /// What a guide allows behind drafts; where it does not know that yet, or ends the answer, anything.

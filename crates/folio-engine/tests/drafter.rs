@@ -6,8 +6,8 @@ use folio_engine::plan::{
     DraftPlan, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan, Want,
 };
 use folio_engine::{
-    Drafter, DrafterModel, DraftingExecutor, Executor, Guide, Reads, Request, RequestId, Restricted, Rules,
-    RulesRef, SamplingParams, SchedulerConfig, StepOutput, StepPlan,
+    Drafter, DrafterModel, DraftingExecutor, Executor, Guide, GuideRef, Reads, Request, RequestId,
+    Restricted, Rules, RulesRef, SamplingParams, SchedulerConfig, StepOutput, StepPlan,
 };
 use folio_kv::TenantId;
 use folio_sim::machine::{Machine, VOCAB};
@@ -326,10 +326,11 @@ fn drafts_are_drawn_at_their_share_of_the_temperature() {
     let noted = [&model, &drafter].map(|executor| executor.temperatures.clone());
     let as_drafter = DrafterModel { group: 1, block_tokens: 4, positions: EVER, reads: Reads::Tokens };
     let mut executor = DraftingExecutor::new(model, drafter, as_drafter, 100).at_temperature(0.5);
+    let guide: Arc<dyn Guide> = HashRules::default().guide(&[]);
     let plan = |step, id, temperature| {
         let params = Arc::new(SamplingParams { temperature, ..SamplingParams::greedy(9) });
         let sample = |row| {
-            let (history, forbid_stop, guide) = (None, false, None);
+            let (history, forbid_stop, guide) = (None, false, Some(GuideRef(guide.clone())));
             let spec = SampleSpec {
                 params: params.clone(),
                 seed: 1,
@@ -361,5 +362,6 @@ fn drafts_are_drawn_at_their_share_of_the_temperature() {
         assert_eq!(of_model, [temperature; 3]);
         // The last draft's successor is drawn by nobody.
         assert_eq!(of_drafts, [temperature / 2.0; 2]);
+        assert_eq!(Arc::strong_count(&guide), 1, "nobody holds it behind the step");
     }
 }
