@@ -1,14 +1,17 @@
 //! Rates of the disk store beside what the disk gives to plain reads and writes of the same sizes through the same calls.
 //!
-//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS] [SMALL_BLOCKS]`; with `1000000` at the end what a start
-//! with a million blocks costs: after a clean end, and with the lists of all segments lost, as after `kill -9`.
+//! `cargo run --release -p folio-tiers --example disk_speed [FOLDER] [BLOCK_BYTES] [BLOCKS] [SMALL_BLOCKS] [THREADS]`; with `1000000` small blocks
+//! what a start with so many costs: after a clean end, and with the lists of all segments lost, as after `kill -9`. As many threads as the tier has
+//! (`--disk-kv-threads`) write and read at once: plain files, one for each, the cipher in memory, and the store.
 //!
-//! What is sealed is also told as a share of the slower of the disk and the cipher, which is measured in the same run, and of what both one
-//! after the other can reach, `1 / (1 / disk + 1 / cipher)`: one thread is all that this has.
+//! What is sealed is also told as a share of the slower of the disk and the cipher, which are measured in the same run, and of what a thread that does
+//! both one after the other can reach, `1 / (1 / disk + 1 / cipher)`.
 
 use std::path::Path;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use chacha20poly1305::aead::inout::InOutBuf;
 use chacha20poly1305::{AeadInOut, KeyInit, XChaCha20Poly1305};
 use folio_kv::BlockHash;
 use folio_tiers::io::{Directory, Folder, Pages};
@@ -27,51 +30,73 @@ fn resident() -> i64 {
     4096 * pages.expect("a number of pages")
 }
 
-/// MB/s.
-fn rate(bytes: usize, began: Instant) -> f64 {
-    bytes as f64 / began.elapsed().as_secs_f64() / 1e6
+/// MB/s of `threads` threads that begin together and have `bytes` each, by the one that takes longest.
+fn together(threads: usize, bytes: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let begin = Barrier::new(threads);
+    let timed = |thread| {
+        begin.wait();
+        let began = Instant::now();
+        work(thread);
+        began.elapsed()
+    };
+    let longest = std::thread::scope(|scope| {
+        let timed = &timed;
+        let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).max().expect("a thread")
+    });
+    (threads * bytes) as f64 / longest.as_secs_f64() / 1e6
 }
 
-/// To write and to read back pages of `bytes`.
-fn device(dir: &Path, bytes: usize, blocks: usize) -> [f64; 2] {
+/// To write and to read back pages of `bytes`, `blocks` for each thread.
+fn device(dir: &Path, bytes: usize, blocks: usize, threads: usize) -> [f64; 2] {
     let folder = Directory::open(dir).expect("a folder").expect("nobody else's");
-    let mut pages = Pages::new(bytes + 4096);
-    pages.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31) as u8);
-    let file = folder.create("plain", (pages.len() * blocks) as u64).expect("room");
-    let began = Instant::now();
-    for at in 0..blocks {
-        file.write(&pages, (at * pages.len()) as u64).expect("written");
+    let length = Pages::new(bytes + 4096).len();
+    let name = |thread: usize| format!("plain{thread}");
+    for thread in 0..threads {
+        folder.create(&name(thread), (length * blocks) as u64).expect("room");
     }
-    let write = rate(pages.len() * blocks, began);
-    let began = Instant::now();
-    for at in 0..blocks {
-        let start = (at * pages.len()) as u64;
-        file.read(&mut pages, start).expect("read");
-    }
-    let read = rate(pages.len() * blocks, began);
-    drop(file);
-    folder.remove("plain").expect("it is there");
+    let write = together(threads, length * blocks, |thread| {
+        let mut pages = Pages::new(length);
+        pages.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31) as u8);
+        let file = folder.open(&name(thread)).expect("it was created");
+        for at in 0..blocks {
+            file.write(&pages, (at * length) as u64).expect("written");
+        }
+    });
+    let read = together(threads, length * blocks, |thread| {
+        let mut pages = Pages::new(length);
+        let file = folder.open(&name(thread)).expect("it was created");
+        for at in 0..blocks {
+            file.read(&mut pages, (at * length) as u64).expect("read");
+        }
+    });
+    (0..threads).for_each(|thread| folder.remove(&name(thread)).expect("it is there"));
     let how = if folder.is_direct() { "O_DIRECT" } else { "page cache" };
     println!("disk, {how}: write {write:.0} MB/s, read {read:.0} MB/s");
     [write, read]
 }
 
-/// What is sealed and opened in memory, MB/s: the smaller of both.
-fn cipher(bytes: usize, blocks: usize) -> f64 {
+/// What is sealed and what is opened in memory, MB/s.
+fn cipher(bytes: usize, blocks: usize, threads: usize) -> [f64; 2] {
     let cipher = XChaCha20Poly1305::new(&[7; 32].into());
-    let (mut block, nonce) = (vec![5; bytes], [9; 24].into());
-    let (mut sealing, mut opening) = (Duration::ZERO, Duration::ZERO);
-    for _ in 0..blocks {
-        let began = Instant::now();
-        let tag = cipher.encrypt_inout_detached(&nonce, b"", (&mut *block).into()).expect("short enough");
-        sealing += began.elapsed();
-        let began = Instant::now();
-        cipher.decrypt_inout_detached(&nonce, b"", (&mut *block).into(), &tag).expect("as it was sealed");
-        opening += began.elapsed();
-    }
-    let rate = (bytes * blocks) as f64 / sealing.max(opening).as_secs_f64() / 1e6;
-    println!("cipher: {rate:.0} MB/s");
-    rate
+    let nonce = [9; 24].into();
+    let seal = together(threads, bytes * blocks, |_| {
+        let mut block = vec![5; bytes];
+        for _ in 0..blocks {
+            let sealed = cipher.encrypt_inout_detached(&nonce, b"", (&mut *block).into());
+            sealed.expect("short enough");
+        }
+    });
+    let open = together(threads, bytes * blocks, |_| {
+        let (mut sealed, mut into) = (vec![5; bytes], vec![0; bytes]);
+        let tag = cipher.encrypt_inout_detached(&nonce, b"", (&mut *sealed).into()).expect("short enough");
+        for _ in 0..blocks {
+            let buffer = InOutBuf::new(&sealed, &mut into).expect("equally long");
+            cipher.decrypt_inout_detached(&nonce, b"", buffer, &tag).expect("as it was sealed");
+        }
+    });
+    println!("cipher: seals {seal:.0} MB/s, opens {open:.0} MB/s");
+    [seal, open]
 }
 
 fn main() {
@@ -79,36 +104,42 @@ fn main() {
     let dir = args.next().unwrap_or_else(|| "target/disk_speed".into());
     let bytes: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(512 << 10);
     let blocks: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(2048);
+    let many: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    let threads: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(4);
     let dir = Path::new(&dir);
-    let disk = device(&dir.join("plain"), bytes, blocks);
-    let cipher = cipher(bytes, blocks);
+    let each = blocks.div_ceil(threads);
+    println!("{threads} threads with {each} blocks of {bytes} bytes each");
+    let disk = device(&dir.join("plain"), bytes, each, threads);
+    let cipher = cipher(bytes, each, threads);
     let secret = DataKey::from([7; 32]);
     let block: Vec<u8> = (0..bytes).map(|at| ((at * 131) >> 3) as u8).collect();
-    let mut into = vec![0; bytes];
     for seal in [true, false] {
         let folder = dir.join(if seal { "sealed" } else { "unsealed" });
         let size = (2 * bytes * blocks) as u64 + (1 << 30);
         let store = DiskStore::open(DiskConfig { seal, ..DiskConfig::new(&folder, size, [1; 32]) });
         let store = store.expect("a store");
         store.wait_indexed();
-        let began = Instant::now();
-        for at in 0..blocks {
-            store.put(&key(at), &secret, &block, &About::default()).expect("room");
-        }
-        let write = rate(bytes * blocks, began);
-        let began = Instant::now();
-        for at in 0..blocks {
-            store.get(&key(at), &secret, &mut into).expect("it was put");
-        }
-        let read = rate(bytes * blocks, began);
-        assert_eq!(into, block);
+        let write = together(threads, bytes * each, |thread| {
+            for at in thread * each..(thread + 1) * each {
+                store.put(&key(at), &secret, &block, &About::default()).expect("room");
+            }
+        });
+        let read = together(threads, bytes * each, |thread| {
+            let mut into = vec![0; bytes];
+            for at in thread * each..(thread + 1) * each {
+                store.get(&key(at), &secret, &mut into).expect("it was put");
+            }
+            assert_eq!(into, block);
+        });
         let [put, get] = [(write, disk[0]), (read, disk[1])].map(|(rate, disk)| 100.0 * rate / disk);
         let how = if seal { "sealed" } else { "not sealed" };
         println!(
             "store, {how}: put {write:.0} MB/s ({put:.0} % of the disk), get {read:.0} MB/s ({get:.0} %)"
         );
         if seal {
-            for (what, rate, disk) in [("put", write, disk[0]), ("get", read, disk[1])] {
+            for (what, rate, disk, cipher) in
+                [("put", write, disk[0], cipher[0]), ("get", read, disk[1], cipher[1])]
+            {
                 let (slower, both) = (disk.min(cipher), 1.0 / (1.0 / disk + 1.0 / cipher));
                 let [slower, both] = [slower, both].map(|limit| 100.0 * rate / limit);
                 println!(
@@ -120,7 +151,6 @@ fn main() {
         std::fs::remove_dir_all(&folder).expect("it is ours");
     }
     // What a start costs, with small blocks.
-    let many: usize = args.next().and_then(|n| n.parse().ok()).unwrap_or(100_000);
     // A block of 2 KiB and what is around it fill a page.
     let (small, folder) = (vec![3; 2048], dir.join("start"));
     let config = DiskConfig::new(&folder, (many as u64 + many as u64 / 4) * 4096 + (1 << 30), [1; 32]);

@@ -319,7 +319,7 @@ pub struct DiskKvArgs {
     pub disk_kv_unencrypted: bool,
 
     /// Threads that carry blocks to the disk and back
-    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", requires = "disk_kv_dir", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, env = "FOLIO_DISK_KV_THREADS", value_name = "N", requires = "disk_kv_dir", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub disk_kv_threads: u16,
 }
 
