@@ -149,16 +149,12 @@ impl KvCache {
             return;
         }
         let (tenant, filled) = (slot.tenant, u64::from(slot.filled));
-        it.stats.cached_blocks -= 1;
-        it.stats.active_blocks += 1;
         it.stats.active_written_slots += filled;
         match group {
             0 => self.policy.on_use(block, &self.meta(block)),
             _ => it.uncache(block.0),
         }
-        let held = self.held(tenant, group);
-        held.cached -= 1;
-        held.active += 1;
+        self.use_cached(group, tenant, 1);
     }
 
     /// References published blocks of group 0, a chain, that a lookup found. What is counted for a tenant is counted once for each
@@ -179,7 +175,7 @@ impl KvCache {
                     self.groups[0].stats.active_written_slots += u64::from(filled);
                     self.policy.on_use(block, &meta);
                     if tenant != of {
-                        self.use_cached(std::mem::replace(&mut of, tenant), std::mem::take(&mut used));
+                        self.use_cached(0, std::mem::replace(&mut of, tenant), std::mem::take(&mut used));
                     }
                     used += 1;
                 } else {
@@ -188,15 +184,16 @@ impl KvCache {
                 meta.hits = self.count_hit(block).into();
                 self.policy.on_hit(block, &meta);
             }
-            self.use_cached(of, used);
+            self.use_cached(0, of, used);
         }
     }
 
-    /// So many cached blocks of group 0 became active.
-    fn use_cached(&mut self, tenant: TenantId, blocks: u32) {
-        self.groups[0].stats.cached_blocks -= blocks;
-        self.groups[0].stats.active_blocks += blocks;
-        let held = self.held(tenant, 0);
+    /// So many cached blocks of a group became active.
+    fn use_cached(&mut self, group: usize, tenant: TenantId, blocks: u32) {
+        let stats = &mut self.groups[group].stats;
+        stats.cached_blocks -= blocks;
+        stats.active_blocks += blocks;
+        let held = self.held(tenant, group);
         held.cached -= blocks;
         held.active += blocks;
     }

@@ -150,6 +150,11 @@ fn grammars_are_compiled_and_followed_in_proportion_or_refused() {
                 let (mut matcher, mut allowed) = (grammar.matcher(), Vec::new());
                 for token in answer.bytes().map(u32::from) {
                     matcher.allowed(&mut allowed).unwrap();
+                    // As a draft, too.
+                    let mut ahead = matcher.ahead();
+                    ahead.accept(token).unwrap();
+                    ahead.allowed(&mut allowed).unwrap();
+                    matcher.give_back(ahead);
                     matcher.accept(token).unwrap();
                 }
             };

@@ -11,7 +11,6 @@
 use std::ops::Range;
 
 use tokenizers::normalizer::Range as NormalizedRange;
-use tokenizers::pattern::Pattern;
 use tokenizers::pre_tokenizers::split::Split;
 use tokenizers::{
     Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper, OffsetType, PreTokenizedString,
@@ -34,6 +33,9 @@ pub(crate) struct Library {
     around: [(Vec<u32>, Vec<u32>); 2],
     words: Option<Words>,
 }
+
+/// Each is a call within that of the one before. Models have up to four.
+const CUTS_MAX: usize = 16;
 
 /// How a text becomes words of a byte-level vocabulary.
 struct Words {
@@ -151,7 +153,7 @@ impl Words {
         let PreTokenizerWrapper::Sequence(sequence) = pre_tokenizer else { return None };
         let (last, cuts) = sequence.as_ref().split_last()?;
         let PreTokenizerWrapper::ByteLevel(bytes) = last else { return None };
-        if bytes.add_prefix_space || bytes.use_regex {
+        if bytes.add_prefix_space || bytes.use_regex || cuts.len() > CUTS_MAX {
             return None;
         }
         let cut = |cut: &PreTokenizerWrapper| match cut {
@@ -168,25 +170,32 @@ impl Words {
         Some(Self { cuts, alphabet })
     }
 
+    /// Word by word as they are found: of a long text nothing takes long before its work is counted.
     fn encode(&self, text: &str, tokenizer: &Tokenizer, out: &mut Vec<u32>) -> Result<()> {
-        let mut words = vec![text];
-        for cut in &self.cuts {
-            let mut cuts = Vec::with_capacity(text.len() / 3 + 1);
-            for word in words {
-                let found = (&cut.regex).find_matches(word)?.into_iter();
-                cuts.extend(found.map(|((from, to), _)| &word[from..to]).filter(|word| !word.is_empty()));
-            }
-            words = cuts;
-        }
         let mut written = String::new();
-        for word in words {
+        cut(&self.cuts, text, &mut |word| {
             work::add(word.len() * TOKENIZE_STEPS);
             written.clear();
             written.extend(word.bytes().map(|byte| self.alphabet[usize::from(byte)]));
             out.extend(tokenizer.get_model().tokenize(&written)?.iter().map(|token| token.id));
-        }
-        Ok(())
+            Ok(())
+        })
     }
+}
+
+/// Gives `each` the words that `cuts` make of a text, in their order; none is empty.
+fn cut(cuts: &[Split], text: &str, each: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let Some((first, others)) = cuts.split_first() else { return each(text) };
+    let mut end = 0;
+    for (from, to) in first.regex.find_iter(text) {
+        cut(others, &text[end..from], each)?;
+        cut(others, &text[from..to], each)?;
+        end = to;
+    }
+    cut(others, &text[end..], each)
 }
 
 /// What the post-processor puts around a text, seen by two ids that no vocabulary has.

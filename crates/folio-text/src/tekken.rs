@@ -28,6 +28,8 @@ use crate::tokenizer::MAX_TOKEN_ID;
 
 /// The longest of Mistral's have 78.
 const TOKEN_BYTES_MAX: usize = 512;
+/// Mistral's have 1,000. Those that are not listed are made, whatever the file's size.
+const SPECIAL_TOKENS_MAX: usize = 10_000;
 
 /// What files up to version 7 leave out.
 const SPECIAL_TOKENS: [&str; 20] = [
@@ -140,6 +142,9 @@ fn special_tokens(file: &TekkenFile<'_>) -> Result<Vec<String>, String> {
         return Err(format!(
             "`default_num_special_tokens` is {count}, `default_vocab_size` {size}: no others are left"
         ));
+    }
+    if *count > SPECIAL_TOKENS_MAX {
+        return Err(format!("`default_num_special_tokens` is {count}, more than {SPECIAL_TOKENS_MAX}"));
     }
     let mut special: Vec<String> = match &file.special_tokens {
         Some(listed) => {

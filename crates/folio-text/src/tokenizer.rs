@@ -145,6 +145,11 @@ impl Tokenizer {
         Self::of_library(inner, &spec.decoder, (&config, &map), add_bos).map_err(bad)
     }
 
+    /// The tokenizer of a tekken.json's bytes, and of the tokenizer_config.json beside it.
+    pub fn from_tekken(json: &[u8], tokenizer_config_json: Option<&[u8]>) -> Result<Self, TextError> {
+        Self::build_tekken(json, tokenizer_config_json, None)
+    }
+
     fn build_tekken(json: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
         let bad = |reason: String| TextError::BadTokenizer { file: TEKKEN.into(), reason };
         let config = parse_object("tokenizer_config.json", config)?;

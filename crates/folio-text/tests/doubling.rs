@@ -93,6 +93,20 @@ fn merging_costs_in_proportion() {
     assert!(ids(&all[2].1).len() == 4 && ids(&all[3].1).len() <= 8, "they are merged");
 }
 
+/// Words are tokenized as they are found, so that long texts give way between them: nothing is made of the whole text but its ids.
+#[test]
+fn the_words_of_a_text_are_not_listed() {
+    let mut ranks: tiktoken::Ranks = (0..=255u8).map(|byte| (vec![byte], u32::from(byte))).collect();
+    ranks.extend((1..=6).map(|times| (vec![b'a'; 1 << times], 255 + times)));
+    let json = tiktoken::tokenizer_json(&ranks, r"\S+|\s+", false, &[]);
+    let tokenizer = Tokenizer::from_bytes(json.to_string().as_bytes(), None).expect("loads");
+    let text = format!("{} ", "a".repeat(200)).repeat(1000);
+    let encode = || drop(tokenizer.encode(&text, false, usize::MAX).expect("encodes"));
+    encode();
+    let bytes = counted(encode)[1] / text.len() as f64;
+    assert!(bytes < 16.0, "{bytes} bytes for each of the text");
+}
+
 /// What merging does is counted as it is done: what is merged costs more than what is not.
 #[test]
 fn merges_are_work() {

@@ -65,6 +65,11 @@ impl Transfers {
     pub fn tiers(&self) -> impl Iterator<Item = (TierId, u32)> {
         (0..).map(TierId).zip(self.chunks.iter().copied())
     }
+
+    /// What one of them keeps together.
+    pub fn chunk(&self, tier: TierId) -> u32 {
+        self.chunks.get(usize::from(tier.0)).copied().unwrap_or(1)
+    }
 }
 
 /// Blocks of a sequence that a tier can bring.

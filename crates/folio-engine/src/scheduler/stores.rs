@@ -146,7 +146,7 @@ impl Scheduler {
         storing.left.start = to;
         if there < to {
             // What follows is gone as well, and so is an end behind which anything could go on.
-            let chunk = self.transfers.chunks.get(usize::from(tier.0)).copied().unwrap_or(1);
+            let chunk = self.transfers.chunk(tier);
             let end =
                 if cache.needed_groups() > 1 { from } else { chunk_end(cache, chunk, there * size) / size };
             contents.truncate(end.saturating_sub(from) as usize);

@@ -52,8 +52,7 @@ impl Scheduler {
         let (table, id) = (&running.table, sequence.id());
         let (root, releases) = (table.root(), cache.exclusive_blocks(table));
         let own = root.declared_blocks();
-        let chunk = self.transfers.chunks.get(usize::from(tier.0)).copied().unwrap_or(1);
-        let to = chunk_end(cache, chunk, table.published_blocks() * size) / size;
+        let to = chunk_end(cache, self.transfers.chunk(tier), table.published_blocks() * size) / size;
         let shared = (table.capacity() / size).saturating_sub(releases[0]).max(own);
         if shared >= to {
             return (0, 0);

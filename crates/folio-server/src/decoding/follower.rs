@@ -38,7 +38,6 @@ pub enum Form {
 }
 
 /// Where an answer is in its grammar.
-#[derive(Clone)]
 pub struct Follower {
     phase: FollowerPhase,
     form: Form,
@@ -53,7 +52,6 @@ pub struct Follower {
     alike: bool,
 }
 
-#[derive(Clone)]
 enum FollowerPhase {
     /// Anything but an end may come until these texts have been said, one after the other.
     Free {
@@ -178,10 +176,40 @@ impl Follower {
         }
     }
 
-    /// What must come next, if anything must: behind what was looked at last. A copy of the matcher, which has all that was said in it, is
-    /// made only where something may be forced.
+    /// A follower of the same answer, which may be told what may come next and is then given back.
+    pub fn ahead(&mut self) -> Self {
+        let phase = match &mut self.phase {
+            FollowerPhase::Free { until, said } => {
+                FollowerPhase::Free { until: until.clone(), said: said.clone() }
+            }
+            FollowerPhase::Watching { said, at_start } => {
+                FollowerPhase::Watching { said: said.clone(), at_start: *at_start }
+            }
+            FollowerPhase::Bound(matcher) => FollowerPhase::Bound(matcher.ahead()),
+            FollowerPhase::Done => FollowerPhase::Done,
+        };
+        Self {
+            phase,
+            form: self.form.clone(),
+            tokenizer: self.tokenizer.clone(),
+            ends: self.ends.clone(),
+            unless: self.unless,
+            told: Vec::new(),
+            forcible: self.forcible,
+            alike: self.alike,
+        }
+    }
+
+    /// Takes back what `ahead` was told, so that it need not be made anew the next time.
+    pub fn give_back(&mut self, ahead: Self) {
+        if let (FollowerPhase::Bound(matcher), FollowerPhase::Bound(ahead)) = (&mut self.phase, ahead.phase) {
+            matcher.give_back(ahead);
+        }
+    }
+
+    /// What must come next, if anything must: behind what was looked at last. Asked of the grammar only where something may be forced.
     pub fn forced(&mut self) -> Vec<u32> {
-        let FollowerPhase::Bound(matcher) = &self.phase else { return Vec::new() };
+        let FollowerPhase::Bound(matcher) = &mut self.phase else { return Vec::new() };
         if self.forcible == 0 || self.unless.is_some() {
             return Vec::new();
         }

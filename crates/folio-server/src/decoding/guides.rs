@@ -3,9 +3,10 @@
 //! Owns: the threads that compute masks. Must never: make the engine wait, or let one answer's failure reach another.
 //!
 //! A [`Follower`] is one answer's state. It is either with a thread, which tells it what was chosen and computes the next mask while
-//! the forward pass runs, or in its [`Guided`] with nothing left to do. Where drafts may come next, the thread goes on with a copy of
-//! it and computes a mask behind each. Masks are kept beside it for the sampler, which finds one or is told that it is late. A panic
-//! or an error of the grammar library puts the reason there instead, and ends that answer alone.
+//! the forward pass runs, or in its [`Guided`] with nothing left to do. Where drafts may come next, the thread tells them to another that
+//! is brought back behind them, and computes a mask behind each: no draft shows in the answer's own. Masks are kept beside it for the
+//! sampler, which finds one or is told that it is late. A panic or an error of the grammar library puts the reason there instead, and ends
+//! that answer alone.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -118,6 +119,11 @@ impl GuideProgress {
         self.failed.is_none() && (!self.chosen.is_empty() || self.masks.len() <= self.drafts.len())
     }
 
+    /// Whether what may come behind each of `drafts`, and nothing else, is to be found out.
+    fn expects(&self, drafts: &[u32]) -> bool {
+        self.chosen.is_empty() && self.drafts == drafts
+    }
+
     /// What may come behind `drafts`, if that is known.
     fn mask(&self, drafts: &[u32]) -> Option<&Vec<u32>> {
         self.masks.get(drafts.len()).filter(|_| self.drafts.starts_with(drafts))
@@ -139,14 +145,16 @@ impl Guided {
                 true => state.drafts.clone(),
                 false => Vec::new(),
             };
-            let first = state.masks.len();
             let forces = state.forced.is_empty();
             std::mem::swap(&mut state.chosen, &mut follower.told);
             let mask = std::mem::take(&mut state.spare);
             drop(state);
             let done = catch_unwind(AssertUnwindSafe(|| match drafts.is_empty() {
                 true => self.keep_up(&mut follower, mask, forces),
-                false => self.walk(&follower, &drafts, first),
+                false => {
+                    self.walk(&mut follower, &drafts);
+                    Ok(())
+                }
             }));
             self.masks.figures.computed(began.elapsed());
             if let Err(reason) = done.unwrap_or_else(|_| Err("the grammar library failed".into())) {
@@ -181,28 +189,36 @@ impl Guided {
         }
     }
 
-    /// Computes what may come behind each of `drafts`, from the `first`-th mask on, on a copy of the follower. Where a draft may not come,
-    /// nobody asks what may come behind it.
-    fn walk(&self, follower: &Follower, drafts: &[u32], first: usize) -> Result<(), String> {
-        let mut follower = follower.clone();
+    /// Computes what may come behind each of `drafts`, where that is not known. Where a draft may not come, nobody asks what may come
+    /// behind it. O(`drafts`, and what was said since the last walk).
+    fn walk(&self, follower: &mut Follower, drafts: &[u32]) {
+        let mut ahead = follower.ahead();
         for (at, draft) in drafts.iter().enumerate() {
-            let (mut mask, is_new) = (Vec::new(), at + 1 >= first);
-            let known = follower.accept(*draft);
-            let known = if is_new { known.and_then(|()| follower.look(&mut mask)) } else { known };
             let mut state = self.state.lock();
-            if !state.chosen.is_empty() || state.drafts != drafts {
-                return Ok(());
+            let Some(before) = state.masks.get(at).filter(|_| state.expects(drafts)) else { break };
+            if !allows(before, *draft) {
+                state.drafts.truncate(at);
+                break;
             }
-            match known {
-                Ok(()) if is_new => state.masks.push(mask),
+            let is_known = state.masks.len() > at + 1;
+            drop(state);
+            let mut mask = Vec::new();
+            let told = ahead.accept(*draft);
+            let told = if is_known { told } else { told.and_then(|()| ahead.look(&mut mask)) };
+            let mut state = self.state.lock();
+            if !state.expects(drafts) {
+                break;
+            }
+            match told {
+                Ok(()) if !is_known && state.masks.len() == at + 1 => state.masks.push(mask),
                 Ok(()) => {}
                 Err(_) => {
                     state.drafts.truncate(at);
-                    return Ok(());
+                    break;
                 }
             }
         }
-        Ok(())
+        follower.give_back(ahead);
     }
 }
 
@@ -486,16 +502,21 @@ pub(crate) mod tests {
         assert_eq!(follower.forced(), Vec::<u32>::new());
     }
 
-    /// A matcher has all that was said in it: where nothing is forced it is not copied to find that out.
+    /// A matcher has all that was said in it: it is not copied at each token to find out what is forced, nor for drafts.
     #[test]
     fn an_answer_is_followed_in_proportion_to_its_length() {
-        let rules = rules("[ab]*", Begin::default());
+        let rules = rules("([ab]cd)*", Begin::default());
         let steps = |tokens: usize| {
             let mut follower = Follower::new(&rules.form, &rules.begin, &rules.tokenizer, &rules.ends);
             let before = work::done();
-            for token in [id('a'), id('b')].into_iter().cycle().take(tokens) {
+            for token in ['a', 'c', 'd', 'b', 'c', 'd'].map(id).into_iter().cycle().take(tokens) {
                 follower.look(&mut Vec::new()).expect("a mask");
-                assert_eq!(follower.forced(), Vec::<u32>::new());
+                let forced = if token == id('c') { vec![id('c'), id('d')] } else { Vec::new() };
+                assert!(token == id('d') || follower.forced() == forced);
+                let mut ahead = follower.ahead();
+                ahead.accept(token).expect("allowed");
+                ahead.look(&mut Vec::new()).expect("a mask");
+                follower.give_back(ahead);
                 follower.accept(token).expect("allowed");
             }
             work::done() - before

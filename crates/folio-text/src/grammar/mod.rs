@@ -105,6 +105,13 @@ pub struct Matcher {
     inner: llguidance::Matcher,
     /// Tokens and bytes that it was told. All of it is in each copy.
     told: usize,
+    /// The newest of them, where it can be taken back.
+    last: Option<u32>,
+    /// What looks ahead of it, and the tokens that this was not told yet.
+    ahead: Option<Box<Matcher>>,
+    behind: Vec<u32>,
+    /// How many tokens it was told that can be taken back, while it looks ahead of another. `None`: nothing can.
+    drafts: Option<usize>,
 }
 
 /// What one step may cost; llguidance's own defaults, but for errors, which are for strangers.
@@ -136,7 +143,7 @@ impl Grammars {
         guarded(|| {
             let trie = TokTrie::from(&TokRxInfo::new(vocab, *first), &words).with_eos_tokens(&ends);
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-            // One token at a time: nothing is forced, nothing taken back.
+            // One token at a time: nothing is forced, nor taken back by the library itself.
             let caps = InferenceCapabilities::default();
             let mut factory = ParserFactory::new(&env, caps, &SlicedBiasComputer::general_slices())
                 .map_err(|e| e.to_string())?;
@@ -165,31 +172,59 @@ impl Grammars {
 impl Grammar {
     /// A matcher of an empty answer.
     pub fn matcher(&self) -> Matcher {
-        Matcher { inner: self.fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone(), told: 0 }
-    }
-}
-
-impl Clone for Matcher {
-    /// Neither knows of what the other is told. O(what was said).
-    fn clone(&self) -> Self {
-        Self { inner: self.copied(), told: self.told }
+        Matcher::new(self.fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone(), 0)
     }
 }
 
 impl Matcher {
-    fn copied(&self) -> llguidance::Matcher {
-        work::add(self.told);
-        self.inner.deep_clone()
+    fn new(inner: llguidance::Matcher, told: usize) -> Self {
+        Self { inner, told, last: None, ahead: None, behind: Vec::new(), drafts: None }
+    }
+
+    /// A matcher of the same answer, which may be told what may come next and is then given back ([`Matcher::give_back`]). This one is
+    /// told nothing meanwhile. O(what was said since the last time); the first time, and where the last one was not given back or could not
+    /// be brought back, O(what was said).
+    pub fn ahead(&mut self) -> Box<Self> {
+        let behind = std::mem::take(&mut self.behind);
+        let kept = self.ahead.take().and_then(|mut ahead| {
+            behind.iter().try_for_each(|token| ahead.accept(*token)).is_ok().then_some(ahead)
+        });
+        let mut ahead = kept.unwrap_or_else(|| {
+            work::add(self.told);
+            Box::new(Self::new(self.inner.deep_clone(), self.told))
+        });
+        ahead.drafts = Some(0);
+        ahead
+    }
+
+    /// Takes back what `ahead` was told, and keeps it for the next time, if that can be done: behind an end or an error it cannot, nor in
+    /// grammars with `stop` or `max_tokens`. Another answer's is dropped.
+    pub fn give_back(&mut self, mut ahead: Box<Self>) {
+        let Some(drafts) = ahead.drafts.take() else { return };
+        if ahead.inner.rollback(drafts).is_ok() {
+            // The last mask is kept by its place, where a draft may have been.
+            ahead.inner.invalidate_bias_cache();
+            self.ahead = Some(ahead);
+        }
     }
 
     /// `token`, which was allowed, was chosen.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         self.told += 1;
+        self.last = None;
+        if self.ahead.is_some() {
+            self.behind.push(token);
+        }
         if self.inner.is_stopped() {
             // Complete, and what was allowed is an end.
             return self.inner.get_error().map_or(Ok(()), |error| Err(short(error)));
         }
-        self.inner.consume_token(token).map_err(short)
+        self.inner.consume_token(token).map_err(short)?;
+        // The library may count an end or not.
+        let is_end = self.inner.tok_env().is_ok_and(|env| env.tok_trie().eos_tokens().contains(&token));
+        self.last = (!is_end).then_some(token);
+        self.drafts = self.drafts.filter(|_| !is_end).map(|drafts| drafts + 1);
+        Ok(())
     }
 
     /// Writes which tokens may come next: bit `id % 32` of word `id / 32`. Where the grammar is complete the tokens that end
@@ -201,10 +236,20 @@ impl Matcher {
         Ok(())
     }
 
-    /// The text that must come next, as far as nothing else may. O(what was said, and that text).
-    pub fn forced(&self) -> Vec<u8> {
-        // On a copy: what it was asked must not show in what it allows.
-        self.copied().compute_ff_bytes()
+    /// The text that must come next, as far as nothing else may. Costs what [`Matcher::ahead`] does, and that text.
+    pub fn forced(&mut self) -> Vec<u8> {
+        // Not asked of this one: what it was asked must not show in what it allows. A token that is taken back takes that along.
+        let mut ahead = self.ahead();
+        let text = ahead.inner.compute_ff_bytes();
+        if text.is_empty() {
+            self.give_back(ahead);
+        } else if let Some(last) = self.last
+            && ahead.inner.rollback(1).is_ok()
+        {
+            self.give_back(ahead);
+            self.behind.push(last);
+        }
+        text
     }
 
     /// `text`, which was said before anything was allowed or forbidden, begins the answer. `false`: it cannot.

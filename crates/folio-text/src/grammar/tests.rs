@@ -179,3 +179,50 @@ fn what_must_come_is_found_without_a_trace() {
     asked.accept(u32::from(b'c')).expect("allowed");
     assert_eq!(asked.forced(), b"", "two may come");
 }
+
+/// Behind drafts a matcher that was brought back allows what a fresh one does, and the answer's own never knows of them; also where the
+/// library cannot take back what it was told.
+#[test]
+fn what_is_looked_ahead_for_leaves_no_trace() {
+    let (tokenizer, grammars) = grammars();
+    let array = json!({"type": "array", "items": {"enum": ["a", "ab", true]}});
+    let cases = [
+        (json_syntax(array), "[\"ab\", true,\"a\"]"),
+        (Syntax::Regex("(ab|cd){2}a*".into()), "cdabaa"),
+        (Syntax::Grammar("start: \"x\" c \"a\" \"b\" | \"y\" c \"a\" \"c\"\nc: \"c\"\n".into()), "ycac"),
+        (Syntax::Grammar("start: \"a\" some \"b\"\nsome[max_tokens=3]: /[ac]+/\n".into()), "accb"),
+    ];
+    let allowed = |matcher: &mut Matcher| {
+        let mut words = Vec::new();
+        matcher.allowed(&mut words).expect("a mask");
+        words
+    };
+    for (syntax, text) in cases {
+        let grammar = grammars.compile(&syntax).unwrap_or_else(|e| panic!("{syntax:?}: {e}"));
+        let mut answer = grammar.matcher();
+        let mut told: Vec<u32> = Vec::new();
+        for at in 0..=text.len() {
+            let mut ahead = answer.ahead();
+            let mut plain = grammar.matcher();
+            told.iter().for_each(|token| plain.accept(*token).expect("allowed"));
+            assert_eq!(allowed(&mut answer), allowed(&mut plain), "{text} {at}");
+            for draft in 0..4 {
+                let words = allowed(&mut ahead);
+                assert_eq!(words, allowed(&mut plain), "{text} {at} {draft}");
+                let ids: Vec<u32> = (0..tokenizer.vocab_size() as u32)
+                    .filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1)
+                    .collect();
+                let next = ids[(at + draft) * 7 % ids.len()];
+                ahead.accept(next).expect("allowed");
+                plain.accept(next).expect("allowed");
+            }
+            answer.give_back(ahead);
+            answer.forced();
+            if let Some(byte) = text.as_bytes().get(at) {
+                answer.accept(u32::from(*byte)).expect("allowed");
+                told.push(u32::from(*byte));
+            }
+        }
+        assert!(answer.is_complete(), "{text}");
+    }
+}
