@@ -237,6 +237,7 @@ impl Costs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::context_times::ContextUs;
     use super::*;
 
     const TIER: TierId = TierId(0);
@@ -313,6 +314,75 @@ mod tests {
         costs.stepped(step(3, alone), 160.0);
         let near = |kind, wanted: f64| (us(&costs, kind).unwrap() - wanted).abs() < 1.0;
         assert!(near(drafting, 400.0) && near(ahead, 90.0) && near(alone, 160.0));
+    }
+
+    /// Whole numbers below an end.
+    fn random() -> impl FnMut(u32) -> u32 {
+        let mut state = 7u64;
+        move |end| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            ((state >> 33) % u64::from(end)) as u32
+        }
+    }
+
+    /// Measured in steps of one to four sequences with up to three drafts each, of other contexts every 60 steps. Each takes up to a twentieth
+    /// more or less, and one in a hundred three times as long.
+    fn decoded(took: impl Fn(u32, Context) -> f64) -> Costs {
+        let (mut costs, mut below) = (Costs::default(), random());
+        let mut positions: Vec<u32> = Vec::new();
+        for step in 0..2000 {
+            if step % 60 == 0 {
+                let sequences = 1 + below(4);
+                positions = (0..sequences).map(|_| 100 + below(10_900)).collect();
+            }
+            let mut computed = Computed { decodes: positions.len() as u32, ..Computed::default() };
+            for first in &mut positions {
+                let drafts = below(4);
+                computed.drafts += drafts;
+                computed.context.add(*first, 1 + drafts);
+                *first += 1;
+            }
+            let noise = f64::from(950 + below(101)) / 1000.0;
+            let interrupted = if below(100) == 0 { 3.0 } else { 1.0 };
+            let us = took(computed.decodes + computed.drafts, computed.context);
+            costs.stepped(computed, us * noise * interrupted);
+        }
+        costs
+    }
+
+    #[test]
+    fn what_contexts_add_is_learned_apart_from_what_rows_take() {
+        let rows_us = |rows: u32| 50_000.0 + 3000.0 * f64::from(rows);
+        for (attention, kv_position) in [(1.5, 0.0), (1.5, 0.8), (0.0, 1.5)] {
+            let each = ContextUs { attention, kv_position };
+            let costs = decoded(|rows, context| rows_us(rows) + each.of(context));
+            let (_, us) = costs.draft_us(4, 4, StepKind::Alone);
+            assert!((us - attention).abs() < (0.15 * attention).max(0.1), "{each:?}: {us}");
+            for (rows, first) in [(1, 200), (4, 200), (4, 9000), (8, 9000)] {
+                let mut context = Context::default();
+                context.add(first, rows);
+                let us = costs.step_us(rows, context, StepKind::Alone).unwrap();
+                let wanted = rows_us(rows) + each.of(context);
+                assert!(
+                    (us - wanted).abs() < 0.15 * wanted,
+                    "{each:?}, {rows} rows behind {first}: {us}, {wanted} was wanted"
+                );
+            }
+        }
+    }
+
+    /// Steps that differ for other reasons say nothing of contexts.
+    #[test]
+    fn contexts_that_differ_little_are_not_told_from_noise() {
+        let (mut costs, mut below) = (Costs::default(), random());
+        for step in 0..2000 {
+            let drafts = below(4);
+            let mut computed = Computed { decodes: 1, drafts, ..Computed::default() };
+            computed.context.add(1000 + step % 120, 1 + drafts);
+            let us = 53_000.0 + 3000.0 * f64::from(drafts);
+            costs.stepped(computed, us * f64::from(900 + below(201)) / 1000.0);
+            assert_eq!(costs.contexts.each(), ContextUs::default(), "step {step}");
+        }
     }
 
     #[test]
