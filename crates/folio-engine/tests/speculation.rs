@@ -607,7 +607,7 @@ fn where_a_context_makes_rows_dear_others_have_the_drafts() {
         let count = |at: usize| answers.iter().map(|round| round[at].drafts).sum::<u32>();
         (answers.iter().map(|round| rate(round)).sum::<f64>(), count(0), count(1))
     };
-    for (right, least) in [(0, 0.95), (50, 1.05), (95, 1.7)] {
+    for (right, least) in [(0, 0.98), (80, 1.2), (95, 1.6)] {
         let ((drafting, short, long), (plain, ..)) = (rounds(right, true), rounds(right, false));
         let gain = drafting / plain;
         assert!(gain > least && long < 30, "{right} % right: {gain}, {short} drafts and {long}");

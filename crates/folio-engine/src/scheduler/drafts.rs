@@ -99,9 +99,8 @@ impl Scheduler {
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
             let acceptance = &sequence.acceptance;
-            drafts.granted == 0
-                && sequence.forced == 0
-                && (acceptance.on_trial > 0 || acceptance.is_due(rows))
+            let tried = acceptance.on_trial > 0 && !drafts.dear;
+            drafts.granted == 0 && sequence.forced == 0 && (tried || acceptance.is_due(rows))
         };
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
@@ -142,7 +141,7 @@ impl Scheduler {
                     kind = StepKind::Drafting;
                 }
                 let arrival = sequence.rank.arrival;
-                self.step.drafters.push(Drafts { arrival, slot, positions, most, granted: 0 });
+                self.step.drafters.push(Drafts { arrival, slot, positions, most, granted: 0, dear: false });
                 self.begin_drafts(slot);
             }
         }
@@ -170,7 +169,7 @@ impl Scheduler {
             let sequence = &mut self.sequences[drafts.slot];
             if drafts.granted > 0 {
                 sequence.acceptance.resume();
-            } else if sequence.forced == 0 && sequence.acceptance.on_trial > 0 {
+            } else if sequence.forced == 0 && sequence.acceptance.on_trial > 0 && !drafts.dear {
                 drafts.granted = drafts.most.min(at_once).min(sequence.acceptance.on_trial);
                 sequence.acceptance.on_trial -= drafts.granted;
             } else if sequence.forced == 0 && sequence.acceptance.pause(step, rows) {
@@ -238,7 +237,8 @@ impl Scheduler {
             decoding.prompt_us.unwrap_or_else(|| self.costs.draft_us(decoding.rows, most, decoding.kind));
         let price = |positions: u32| row_us + position_us * f64::from(positions);
         let least = drafters.iter().map(|drafts| price(drafts.positions)).fold(f64::INFINITY, f64::min);
-        for (at, drafts) in drafters.iter().enumerate() {
+        let token_us = plain.us.map(|us| us / plain.tokens);
+        for (at, drafts) in drafters.iter_mut().enumerate() {
             let sequence = &self.sequences[drafts.slot];
             let mut right = 1.0;
             let source = sequence.draft_source(sequence.drafts.is_empty());
@@ -246,6 +246,7 @@ impl Scheduler {
             let each = self.draft_records.probability(sequence.tenant, source, own);
             let price = price(drafts.positions);
             let times = if price > least { (least / price) as f32 } else { 1.0 };
+            drafts.dear = token_us.is_some_and(|us| position_us * f64::from(drafts.positions) > us);
             for draft in 1..=drafts.most {
                 right *= match draft.cmp(&sequence.forced) {
                     Ordering::Less => FORCED,
@@ -265,7 +266,7 @@ impl Scheduler {
         let best = match decoding.prompt_us {
             // What is worth most first: what is behind one that does not pay does not, either.
             Some(_) => {
-                let token_us = plain.us.unwrap_or(0.0) / plain.tokens;
+                let token_us = token_us.unwrap_or(0.0);
                 let pays =
                     |(right, positions): &(f32, u32)| f64::from(*right) * token_us > PAYS * price(*positions);
                 drafts.take_while(pays).count()
@@ -433,6 +434,8 @@ pub(super) struct Drafts {
     positions: u32,
     most: u32,
     pub granted: u32,
+    /// What one of them sees takes longer than a token without drafts: it would not pay if it were certain.
+    dear: bool,
 }
 
 /// A draft that a sequence may have in the step being planned.
