@@ -319,7 +319,7 @@ mod tests {
     /// Whole numbers below an end.
     fn random() -> impl FnMut(u32) -> u32 {
         let mut state = 7u64;
-        move |end| {
+        move |end: u32| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             ((state >> 33) % u64::from(end)) as u32
         }

@@ -282,8 +282,8 @@ impl Scheduler {
     /// Whether a model is to read a sequence that begins: whether its drafts would pay beside those that run, were they right as often as
     /// its tenant's were lately; rarely all the same.
     fn is_read(&mut self, slot: Slot) -> bool {
-        let Sequence { tenant, model_drafts, .. } = self.sequences[slot];
-        let positions = self.sequences[slot].known();
+        let sequence = &self.sequences[slot];
+        let (tenant, most, positions) = (sequence.tenant, sequence.model_drafts, sequence.known());
         let mut decoding = Decoding { rows: 1, kind: StepKind::Drafting, ..Decoding::default() };
         decoding.context.add(positions.saturating_sub(1), 1);
         for (_, slot) in &self.running {
@@ -294,7 +294,7 @@ impl Scheduler {
         let right = record.rate();
         let pays = |us| {
             let plain = Plain { tokens: f64::from(decoding.rows), us: Some(us), together: false };
-            let drafts = (0..model_drafts as i32).map(|draft| (right.powi(draft + 1), positions));
+            let drafts = (0..most as i32).map(|draft| (right.powi(draft + 1), positions));
             best_drafts(&self.costs, &decoding, &plain, drafts) > 0
         };
         let known = self.costs.step_us(decoding.rows, decoding.context, StepKind::Alone);
