@@ -117,7 +117,7 @@ impl StepWork {
 }
 
 /// Pairs of one of `rows` rows from `first` on and a position that it sees.
-fn seen(first: u32, rows: u32) -> u64 {
+pub(crate) fn seen(first: u32, rows: u32) -> u64 {
     let (first, rows) = (u64::from(first), u64::from(rows));
     rows * first + rows * (rows + 1) / 2
 }

@@ -1,6 +1,7 @@
 //! Drafts of the host's drafters through a running engine: the same tokens with and without, and whose text they come from.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -9,7 +10,7 @@ use folio_engine::plan::{ExecutorError, SamplePlan, Sampled, StepOutput, StepPla
 use folio_engine::request::TokenLogprobs;
 use folio_engine::{
     Clock, Drafter, EngineHandle, Event, Executor, Micros, Pooling, Request, SamplingParams, SchedulerConfig,
-    Speculation, start,
+    Speculation, StepWork, start,
 };
 use folio_kv::{CacheConfig, KvCache, TenantId, default_policy};
 use folio_sim::Machine;
@@ -36,20 +37,23 @@ struct Device {
     host: u64,
     /// Of 100, by which each step may be longer or shorter, and by which all of some seconds may be longer.
     noise: u64,
+    /// Microseconds more for each pair of a row and a position that it sees.
+    attention_us: u64,
 }
 
 impl Device {
     /// One that the host waits for.
     fn waited_for(us: fn(u64) -> u64) -> Self {
-        Self { us, depth: 1, host: 0, noise: 0 }
+        Self { us, depth: 1, host: 0, noise: 0, attention_us: 0 }
     }
 
-    /// What a step of so many rows takes that begins then, microseconds.
-    fn takes(&self, rows: u64, begins: u64) -> u64 {
+    /// What a step takes that begins then, microseconds.
+    fn takes(&self, work: &StepWork, begins: u64) -> u64 {
         let below = |end: u64, of: u64| ((of + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % (end + 1);
         let step = 1000 + below(20 * self.noise, begins) - 10 * self.noise;
         let seconds = 1000 + below(10 * self.noise, begins / 3_000_000);
-        (self.us)(rows) * step / 1000 * seconds / 1000
+        let us = (self.us)(work.rows()) + self.attention_us * work.attention;
+        us * step / 1000 * seconds / 1000
     }
 }
 
@@ -60,9 +64,7 @@ impl Executor for Modelled {
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let mut output = StepOutput { step: plan.step, ..StepOutput::default() };
-        let mut rows = 0;
         for sequence in &plan.sequences {
-            rows += sequence.tokens.len() as u64;
             let chooses = |sample: &SamplePlan| matches!(sample.want, Want::Token(_));
             assert!(
                 sequence.drafts == 0
@@ -84,7 +86,7 @@ impl Executor for Modelled {
         drop(self.time.1.lock());
         let now = self.time.0.fetch_add(self.device.host, Relaxed) + self.device.host;
         let begins = self.begun.back().map_or(now, |(_, ends)| now.max(*ends));
-        self.begun.push_back((output, begins + self.device.takes(rows, begins)));
+        self.begun.push_back((output, begins + self.device.takes(&StepWork::of(plan), begins)));
         Ok(())
     }
 
@@ -351,7 +353,7 @@ fn drafts_that_are_better_than_was_expected_are_found_out() {
 
 /// An H100 with a model of 8B: to eight rows a step takes what reading the weights does, and more rows have another kernel.
 fn device(us: fn(u64) -> u64) -> Device {
-    Device { us, depth: 2, host: 700, noise: 0 }
+    Device { us, depth: 2, host: 700, noise: 0, attention_us: 0 }
 }
 
 /// Who has drafts cannot be planned while a step with it runs. Where several have, half of them would be missing in each step, unless nobody
@@ -501,14 +503,27 @@ fn predicted_at_random(
     (batch, right, drafts): (usize, u64, bool),
 ) -> Vec<Answer> {
     let prompt = [1, 2, 3];
-    let mut token = |at: u32| {
-        *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (unrepeated(at) + u32::from((*state >> 33) % 100 >= right)) % VOCAB
-    };
-    let guesses: Vec<Vec<u32>> = (0..batch).map(|_| (3..123).map(&mut token).collect()).collect();
+    let guesses: Vec<Vec<u32>> = (0..batch).map(|_| guess(state, 3..123, right)).collect();
     let from = |guess| if drafts { with(Drafter::Ngram, guess) } else { None };
     let requests: Vec<_> = guesses.iter().map(|guess| (&prompt[..], 120, from(guess))).collect();
     ask_these(engine, 1, &requests, time)
+}
+
+/// Of the tokens at these positions so many of 100, at random.
+fn guess(state: &mut u64, positions: Range<u32>, right: u64) -> Vec<u32> {
+    let token = |at: u32| {
+        *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (unrepeated(at) + u32::from((*state >> 33) % 100 >= right)) % VOCAB
+    };
+    positions.map(token).collect()
+}
+
+/// Tokens in a microsecond while all of these are said.
+fn rate(answers: &[Answer]) -> f64 {
+    let begin = answers.iter().map(|answer| answer.times[0]).max().unwrap();
+    let end = answers.iter().map(|answer| answer.times[answer.times.len() - 1]).min().unwrap();
+    let said = answers.iter().flat_map(|answer| &answer.times);
+    said.filter(|at| (begin + 1..=end).contains(at)).count() as f64 / (end - begin) as f64
 }
 
 /// Rate with drafts by that without, while all decode that began at once, when steps were measured before.
@@ -517,22 +532,17 @@ fn gain_at_random(device: Device, batch: usize, right: u64) -> f64 {
 }
 
 fn gain_of_seed(device: Device, batch: usize, right: u64, seed: u64) -> f64 {
-    let rate = |drafts: bool| {
+    let rates = |drafts: bool| {
         let time = Arc::default();
         let (engine, mut state) = (modelled(unrepeated, device, &time), seed);
-        let mut round = |right: u64| {
-            let answers = predicted_at_random(&engine, &time, &mut state, (batch, right, drafts));
-            let begin = answers.iter().map(|answer| answer.times[0]).max().unwrap();
-            let end = answers.iter().map(|answer| answer.times[119]).min().unwrap();
-            let said = answers.iter().flat_map(|answer| &answer.times);
-            said.filter(|at| (begin + 1..=end).contains(at)).count() as f64 / (end - begin) as f64
-        };
+        let mut round =
+            |right: u64| rate(&predicted_at_random(&engine, &time, &mut state, (batch, right, drafts)));
         for warming_up in [100, 95] {
             round(warming_up);
         }
         (0..6).map(|_| round(right)).sum::<f64>()
     };
-    rate(true) / rate(false)
+    rates(true) / rates(false)
 }
 
 /// Steps where each row more is dear.
@@ -569,6 +579,39 @@ fn where_steps_differ_no_batch_is_slower() {
     for (right, seed) in [(50, 1), (50, 2), (50, 3), (80, 1), (80, 2), (80, 3)] {
         let gain = gain_of_seed(Device { noise: 10, ..Device::waited_for(in_eights) }, 64, right, seed);
         assert!(gain > 0.97, "64 sequences, {right} % right: {gain}");
+    }
+}
+
+/// A short answer beside one behind 1,800 tokens, whose rows take several times as long: the drafts are the short one's, and with them more is
+/// said in as much time.
+#[test]
+fn where_a_context_makes_rows_dear_others_have_the_drafts() {
+    let device = Device { attention_us: 16, ..Device::waited_for(|rows| 4000 + 200 * rows) };
+    let long: Vec<u32> = (1_000_000..1_001_800).map(unrepeated).collect();
+    let rounds = |right: u64, drafts: bool| {
+        let time = Arc::default();
+        let (engine, mut state) = (modelled(unrepeated, device, &time), 7);
+        // What steps take is known, and the prompt cached.
+        (0..2).for_each(|_| drop(predicted_at_random(&engine, &time, &mut state, (1, 95, drafts))));
+        ask_these(&engine, 1, &[(&long, 40, None)], &time);
+        let mut round = || {
+            let guesses = [guess(&mut state, 3..363, right), guess(&mut state, 1800..1840, right)];
+            let from = |guess| if drafts { with(Drafter::Ngram, guess) } else { None };
+            let short = ([1, 2, 3].as_slice(), 360, from(&guesses[0]));
+            let requests = [short, (long.as_slice(), 40, from(&guesses[1]))];
+            ask_these(&engine, 1, &requests, &time)
+        };
+        // It is learned what a draft of the long one costs.
+        (0..2).for_each(|_| drop(round()));
+        let answers: Vec<Vec<Answer>> = (0..3).map(|_| round()).collect();
+        let count = |at: usize| answers.iter().map(|round| round[at].drafts).sum::<u32>();
+        (answers.iter().map(|round| rate(round)).sum::<f64>(), count(0), count(1))
+    };
+    for (right, least) in [(0, 0.98), (80, 1.2), (95, 1.6)] {
+        let ((drafting, short, long), (plain, ..)) = (rounds(right, true), rounds(right, false));
+        let gain = drafting / plain;
+        assert!(gain > least && long < 30, "{right} % right: {gain}, {short} drafts and {long}");
+        assert!(right == 0 || short > 10 * long, "{short} drafts and {long}");
     }
 }
 

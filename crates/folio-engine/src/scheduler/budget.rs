@@ -20,7 +20,7 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::admission::Headroom;
-use super::drafts::Drafts;
+use super::drafts::{Drafts, PossibleDraft};
 use super::fair::Head;
 use super::preemption::Allocation;
 use crate::plan::{SequencePlan, StepPlan};
@@ -59,9 +59,9 @@ pub(super) struct Step {
     pub decodes: u32,
     /// Somebody lost its blocks in this step: nobody is admitted any more.
     pub preempted: bool,
-    /// Who gets drafts, and, to decide that, how probable each draft is and whose it is.
+    /// Who gets drafts, and, to decide that, all that there could be.
     pub drafters: Vec<Drafts>,
-    pub probabilities: Vec<(f32, u32, u32)>,
+    pub possible: Vec<PossibleDraft>,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
 }

@@ -172,6 +172,7 @@ impl BegunStep {
         if decodes {
             self.computed.decodes += 1;
             self.computed.drafts += entry.drafts;
+            self.computed.context.add(entry.first_position, planned.rows);
             if !entry.drafter.tokens.is_empty() {
                 self.computed.kind = StepKind::Drafting;
             }

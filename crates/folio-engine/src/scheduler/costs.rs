@@ -6,6 +6,8 @@
 //! makes a token dearer the deeper it lies. `a` and `b` are the least-squares solution over past steps, old ones fading. What
 //! a step's decodes took by themselves is taken off first.
 //!
+//! Decoding: what a step's rows take by themselves (`row_times`), and what the contexts behind them add (`context_times`).
+//!
 //! Loading: a latency for each order, and microseconds per byte, of each tier by itself (`load_times`). One that was never loaded from counts as
 //! the nearest before it, and without such as free, so that the first load is the measurement.
 //!
@@ -17,8 +19,9 @@ use std::ops::Range;
 
 use folio_kv::TierId;
 
+use super::context_times::{Context, ContextTimes};
 use super::load_times::LoadTimes;
-use super::row_times::RowTimes;
+use super::row_times::{DecodeStep, RowTimes};
 use crate::stats::LoadCost;
 use crate::tier::TIERS_MAX;
 
@@ -45,9 +48,10 @@ pub(super) struct Computed {
     /// Tokens of prompts (or of what is computed again), and the sum of their positions.
     pub tokens: f64,
     pub positions: f64,
-    /// Sequences that computed one token, and drafts behind those.
+    /// Sequences that computed one token, drafts behind those, and what both see.
     pub decodes: u32,
     pub drafts: u32,
+    pub context: Context,
     pub kind: StepKind,
 }
 
@@ -66,8 +70,9 @@ pub(super) struct Costs {
     positions_positions: f64,
     tokens_us: f64,
     positions_us: f64,
-    /// Of steps without prompts, by [`StepKind`].
+    /// Of steps without prompts, by [`StepKind`], and what contexts add in all of them.
     rows: [RowTimes; 3],
+    contexts: ContextTimes,
     swapped: Mean,
     /// By tier.
     loaded: [LoadTimes; TIERS_MAX],
@@ -95,14 +100,19 @@ impl Mean {
 impl Costs {
     /// A step that computed this took `us`.
     pub fn stepped(&mut self, computed: Computed, us: f64) {
-        let Computed { tokens, positions, decodes, drafts, kind } = computed;
+        let Computed { tokens, positions, decodes, drafts, context, kind } = computed;
+        let rows = decodes + drafts;
         if tokens == 0.0 {
             if decodes > 0 {
-                self.rows[kind as usize].add(decodes + drafts, us);
+                let (step, times) = (DecodeStep { rows, context, us }, &mut self.rows[kind as usize]);
+                if let Some(difference) = times.difference(step) {
+                    self.contexts.add(difference);
+                }
+                times.add(step, self.contexts.each());
             }
             return;
         }
-        let beside = if decodes > 0 { self.step_us(decodes + drafts, kind).unwrap_or(0.0) } else { 0.0 };
+        let beside = if decodes > 0 { self.step_us(rows, context, kind).unwrap_or(0.0) } else { 0.0 };
         let us = (us - beside).max(0.0);
         for (sum, product) in [
             (&mut self.tokens_tokens, tokens * tokens),
@@ -115,14 +125,23 @@ impl Costs {
         }
     }
 
-    /// What a step of so many rows and no prompt takes, microseconds; where none of its kind was measured, what one of the nearest does.
-    /// `None`: nothing is known yet.
-    pub fn step_us(&self, rows: u32, kind: StepKind) -> Option<f64> {
+    /// What a step of so many rows behind this context and no prompt takes, microseconds; where none of its kind was measured, what one of the
+    /// nearest does. `None`: nothing is known yet.
+    pub fn step_us(&self, rows: u32, context: Context, kind: StepKind) -> Option<f64> {
         let nearest = match kind {
             StepKind::Alone => StepKind::Ahead,
             StepKind::Ahead | StepKind::Drafting => StepKind::Alone,
         };
-        [kind, nearest].into_iter().find_map(|kind| self.rows[kind as usize].us(rows))
+        let each = self.contexts.each();
+        let us = [kind, nearest].into_iter().find_map(|kind| self.rows[kind as usize].us(rows, each))?;
+        Some(us + each.of(context))
+    }
+
+    /// What one of so many drafts adds to such a step of so many rows: microseconds for its row, and for each position that it sees.
+    pub fn draft_us(&self, rows: u32, drafts: u32, kind: StepKind) -> (f64, f64) {
+        let us = |rows| self.step_us(rows, Context::default(), kind).unwrap_or(0.0);
+        let row_us = (us(rows + drafts) - us(rows)).max(0.0) / f64::from(drafts.max(1));
+        (row_us, self.contexts.each().attention)
     }
 
     /// Whether it is to be relied on what steps of this kind take.
@@ -218,6 +237,7 @@ impl Costs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::context_times::ContextUs;
     use super::*;
 
     const TIER: TierId = TierId(0);
@@ -284,15 +304,85 @@ mod tests {
     fn each_kind_of_step_has_times_of_its_own() {
         let mut costs = Costs::default();
         let (alone, ahead, drafting) = (StepKind::Alone, StepKind::Ahead, StepKind::Drafting);
-        assert_eq!(costs.step_us(4, drafting), None);
+        let us = |costs: &Costs, kind| costs.step_us(4, Context::default(), kind);
+        assert_eq!(us(&costs, drafting), None);
         let step = |drafts, kind| Computed { decodes: 1, drafts, kind, ..Computed::default() };
         costs.stepped(step(0, alone), 100.0);
-        assert_eq!([drafting, ahead, alone].map(|kind| costs.step_us(4, kind)), [Some(100.0); 3]);
+        assert_eq!([drafting, ahead, alone].map(|kind| us(&costs, kind)), [Some(100.0); 3]);
         costs.stepped(step(3, drafting), 400.0);
         costs.stepped(step(3, ahead), 90.0);
         costs.stepped(step(3, alone), 160.0);
-        let near = |kind, wanted: f64| (costs.step_us(4, kind).unwrap() - wanted).abs() < 1.0;
+        let near = |kind, wanted: f64| (us(&costs, kind).unwrap() - wanted).abs() < 1.0;
         assert!(near(drafting, 400.0) && near(ahead, 90.0) && near(alone, 160.0));
+    }
+
+    /// Whole numbers below an end.
+    fn random() -> impl FnMut(u32) -> u32 {
+        let mut state = 7u64;
+        move |end: u32| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            ((state >> 33) % u64::from(end)) as u32
+        }
+    }
+
+    /// Measured in steps of one to four sequences with up to three drafts each, of other contexts every 60 steps. Each takes up to a twentieth
+    /// more or less, and one in a hundred three times as long.
+    fn decoded(took: impl Fn(u32, Context) -> f64) -> Costs {
+        let (mut costs, mut below) = (Costs::default(), random());
+        let mut positions: Vec<u32> = Vec::new();
+        for step in 0..2000 {
+            if step % 60 == 0 {
+                let sequences = 1 + below(4);
+                positions = (0..sequences).map(|_| 100 + below(10_900)).collect();
+            }
+            let mut computed = Computed { decodes: positions.len() as u32, ..Computed::default() };
+            for first in &mut positions {
+                let drafts = below(4);
+                computed.drafts += drafts;
+                computed.context.add(*first, 1 + drafts);
+                *first += 1;
+            }
+            let noise = f64::from(950 + below(101)) / 1000.0;
+            let interrupted = if below(100) == 0 { 3.0 } else { 1.0 };
+            let us = took(computed.decodes + computed.drafts, computed.context);
+            costs.stepped(computed, us * noise * interrupted);
+        }
+        costs
+    }
+
+    #[test]
+    fn what_contexts_add_is_learned_apart_from_what_rows_take() {
+        let rows_us = |rows: u32| 50_000.0 + 3000.0 * f64::from(rows);
+        for (attention, kv_position) in [(1.5, 0.0), (1.5, 0.8), (0.0, 1.5)] {
+            let each = ContextUs { attention, kv_position };
+            let costs = decoded(|rows, context| rows_us(rows) + each.of(context));
+            let (_, us) = costs.draft_us(4, 4, StepKind::Alone);
+            assert!((us - attention).abs() < (0.15 * attention).max(0.1), "{each:?}: {us}");
+            for (rows, first) in [(1, 200), (4, 200), (4, 9000), (8, 9000)] {
+                let mut context = Context::default();
+                context.add(first, rows);
+                let us = costs.step_us(rows, context, StepKind::Alone).unwrap();
+                let wanted = rows_us(rows) + each.of(context);
+                assert!(
+                    (us - wanted).abs() < 0.15 * wanted,
+                    "{each:?}, {rows} rows behind {first}: {us}, {wanted} was wanted"
+                );
+            }
+        }
+    }
+
+    /// Steps that differ for other reasons say nothing of contexts.
+    #[test]
+    fn contexts_that_differ_little_are_not_told_from_noise() {
+        let (mut costs, mut below) = (Costs::default(), random());
+        for step in 0..2000 {
+            let drafts = below(4);
+            let mut computed = Computed { decodes: 1, drafts, ..Computed::default() };
+            computed.context.add(1000 + step % 120, 1 + drafts);
+            let us = 53_000.0 + 3000.0 * f64::from(drafts);
+            costs.stepped(computed, us * f64::from(900 + below(201)) / 1000.0);
+            assert_eq!(costs.contexts.each(), ContextUs::default(), "step {step}");
+        }
     }
 
     #[test]

@@ -20,10 +20,11 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use folio_kv::{KvCache, TenantId};
+use folio_kv::KvCache;
 
 use super::Scheduler;
 use super::budget::Step;
+use super::context_times::Context;
 use super::costs::{Costs, StepKind};
 use crate::acceptance::{DraftSource, TRIED};
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
@@ -33,7 +34,7 @@ use crate::sequence::{Running, Sequence, Slot, State};
 /// How probable a draft is that rules leave alone: the text is certain, its tokens are not, and the last one may be longer than that text.
 const FORCED: f32 = 0.95;
 const FORCED_LAST: f32 = 0.5;
-/// Drafts whose probabilities differ by less than one in so many are as probable.
+/// Drafts of which one is worth less than one part in so many more than the other are worth as much.
 const ALIKE: f32 = 16.0;
 /// What drafts add to a step counts so many times: estimates err.
 const PAYS: f64 = 1.2;
@@ -75,14 +76,15 @@ impl Scheduler {
 
     /// How many drafts of whom make the next step say most tokens in a microsecond, by what steps took so far and by how many of each sequence's
     /// drafts were right; rarely one that would not pay, to find out whether that has changed. They are looked at together, since rows do not
-    /// cost alike: a tile that is not worth it for one sequence may be for two.
+    /// cost alike: a tile that is not worth it for one sequence may be for two, and a row of a long context costs more than one of a short one.
     ///
     /// Who has drafts, or needs its last token for more than its place, cannot be planned while a step with it runs. If it sat out alone, every
     /// step would lack half of those; where that costs more than the time between two steps, nobody overlaps. `false`: nothing is to be planned
     /// before what is under way is committed.
     pub(super) fn decide_drafts(&mut self) -> bool {
-        let Decoding { rows, waiting, kind, row_us } = self.find_drafters();
-        if self.step.drafters.is_empty() && waiting == 0 {
+        let decoding = self.find_drafters();
+        let rows = decoding.rows;
+        if self.step.drafters.is_empty() && decoding.waiting == 0 {
             return true;
         }
         if !self.costs.knows_few(rows) {
@@ -92,19 +94,18 @@ impl Scheduler {
             }
             return true;
         }
-        let plain = self.without_drafts(rows, waiting);
-        let paying = self.share_drafts(rows, &plain, kind, row_us);
+        let plain = self.without_drafts(&decoding);
+        let paying = self.share_drafts(&decoding, &plain);
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
             let acceptance = &sequence.acceptance;
-            drafts.granted == 0
-                && sequence.forced == 0
-                && (acceptance.on_trial > 0 || acceptance.is_due(rows))
+            let tried = acceptance.on_trial > 0 && !drafts.dear;
+            drafts.granted == 0 && sequence.forced == 0 && (tried || acceptance.is_due(rows))
         };
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
         }
-        self.try_drafts(rows, kind);
+        self.try_drafts(&decoding);
         true
     }
 
@@ -113,6 +114,7 @@ impl Scheduler {
         self.step.drafters.clear();
         let step = self.next_step();
         let (mut rows, mut waiting, mut kind) = (0, 0, StepKind::Alone);
+        let mut context = Context::default();
         // Somebody who runs has one; or there were in the last plan, and more wait.
         let mut prompts = self.step.granted > self.step.decodes && self.waiting.len() > 0;
         for at in 0..self.running.len() {
@@ -124,6 +126,8 @@ impl Scheduler {
                 continue;
             }
             rows += 1;
+            let positions = sequence.known();
+            context.add(positions.saturating_sub(1), 1);
             if !sequence.is_under_way() {
                 self.filter_drafts(slot);
             }
@@ -136,24 +140,28 @@ impl Scheduler {
                 if sequence.drafts.is_empty() {
                     kind = StepKind::Drafting;
                 }
-                self.step.drafters.push(Drafts { arrival: sequence.rank.arrival, slot, most, granted: 0 });
+                let arrival = sequence.rank.arrival;
+                self.step.drafters.push(Drafts { arrival, slot, positions, most, granted: 0, dear: false });
                 self.begin_drafts(slot);
             }
         }
         // Those who run are in the order of priority, which says nothing to other tenants.
         self.step.drafters.sort_unstable_by_key(|drafts| drafts.arrival);
-        let (row_us, _) = self.costs.line();
+        let line = self.costs.line();
         // What a model takes to draft is in the times of steps without prompts alone.
-        let is_known = prompts && kind != StepKind::Drafting && row_us > 0.0;
-        Decoding { rows, waiting, kind, row_us: is_known.then_some(row_us) }
+        let is_known = prompts && kind != StepKind::Drafting && line.0 > 0.0;
+        Decoding { rows, context, waiting, kind, prompt_us: is_known.then_some(line) }
     }
 
     /// Of drafts that do not pay, some are verified to learn of them; nobody looks for the others for a while.
-    fn try_drafts(&mut self, rows: u32, kind: StepKind) {
-        let step = self.next_step();
+    fn try_drafts(&mut self, decoding: &Decoding) {
+        let (step, Decoding { rows, context, kind, .. }) = (self.next_step(), *decoding);
         // One by one where a wrong one costs a token of its sequence.
-        let us = |rows, kind| self.costs.step_us(rows, kind).filter(|_| rows <= self.costs.rows_max(kind));
-        let at_once = match (us(rows * (1 + TRIED), kind), us(rows, StepKind::Alone)) {
+        let us = |rows: u32, context, kind| {
+            self.costs.step_us(rows, context, kind).filter(|_| rows <= self.costs.rows_max(kind))
+        };
+        let tried = context.with_rows(f64::from(TRIED) * context.attention);
+        let at_once = match (us(rows * (1 + TRIED), tried, kind), us(rows, context, StepKind::Alone)) {
             (Some(all), Some(plain)) if all <= 2.0 * plain => TRIED,
             _ => 1,
         };
@@ -161,7 +169,7 @@ impl Scheduler {
             let sequence = &mut self.sequences[drafts.slot];
             if drafts.granted > 0 {
                 sequence.acceptance.resume();
-            } else if sequence.forced == 0 && sequence.acceptance.on_trial > 0 {
+            } else if sequence.forced == 0 && sequence.acceptance.on_trial > 0 && !drafts.dear {
                 drafts.granted = drafts.most.min(at_once).min(sequence.acceptance.on_trial);
                 sequence.acceptance.on_trial -= drafts.granted;
             } else if sequence.forced == 0 && sequence.acceptance.pause(step, rows) {
@@ -196,10 +204,11 @@ impl Scheduler {
         }
     }
 
-    /// The best step that has no drafts, of so many sequences, of which some cannot be planned while a step with them runs.
-    fn without_drafts(&self, rows: u32, waiting: u32) -> Plain {
-        let us = |rows, kind| self.costs.step_us(rows, kind);
+    /// The best step that has no drafts, of sequences of which some cannot be planned while a step with them runs.
+    fn without_drafts(&self, decoding: &Decoding) -> Plain {
+        let Decoding { rows, context, waiting, .. } = *decoding;
         let all = f64::from(rows);
+        let us = |rows: u32, kind| self.costs.step_us(rows, context.times(f64::from(rows) / all), kind);
         if self.ring.depth == 1 || self.ring.lag > 1 {
             return Plain { tokens: all, us: us(rows, StepKind::Alone), together: false };
         }
@@ -220,60 +229,76 @@ impl Scheduler {
     }
 
     /// Grants the drafts that pay. `false`: none does.
-    fn share_drafts(&mut self, rows: u32, plain: &Plain, kind: StepKind, row_us: Option<f64>) -> bool {
-        let Step { drafters, probabilities, .. } = &mut self.step;
-        probabilities.clear();
-        for (at, drafts) in drafters.iter().enumerate() {
+    fn share_drafts(&mut self, decoding: &Decoding, plain: &Plain) -> bool {
+        let Step { drafters, possible, .. } = &mut self.step;
+        possible.clear();
+        let most: u32 = drafters.iter().map(|drafts| drafts.most).sum();
+        let (row_us, position_us) =
+            decoding.prompt_us.unwrap_or_else(|| self.costs.draft_us(decoding.rows, most, decoding.kind));
+        let price = |positions: u32| row_us + position_us * f64::from(positions);
+        let least = drafters.iter().map(|drafts| price(drafts.positions)).fold(f64::INFINITY, f64::min);
+        let token_us = plain.us.map(|us| us / plain.tokens);
+        for (at, drafts) in drafters.iter_mut().enumerate() {
             let sequence = &self.sequences[drafts.slot];
-            let mut probability = 1.0;
+            let mut right = 1.0;
             let source = sequence.draft_source(sequence.drafts.is_empty());
             let own = sequence.acceptance.probability(source);
             let each = self.draft_records.probability(sequence.tenant, source, own);
+            let price = price(drafts.positions);
+            let times = if price > least { (least / price) as f32 } else { 1.0 };
+            drafts.dear = token_us.is_some_and(|us| position_us * f64::from(drafts.positions) > us);
             for draft in 1..=drafts.most {
-                probability *= match draft.cmp(&sequence.forced) {
+                right *= match draft.cmp(&sequence.forced) {
                     Ordering::Less => FORCED,
                     Ordering::Equal => FORCED_LAST,
                     Ordering::Greater => each,
                 };
-                probabilities.push((probability, sequence.generated() + draft, at as u32));
+                let (worth, said) = ((right * times * ALIKE) as u32, sequence.generated() + draft);
+                possible.push(PossibleDraft { right, worth, said, at: at as u32 });
             }
         }
-        // Of those that are as probable whoever has said least comes first: where not all get a draft, all get on. Of one sequence the first
-        // are the most probable.
-        let alike = |probability: f32| (probability * ALIKE) as u32;
-        probabilities
-            .sort_unstable_by_key(|&(probability, said, at)| (Reverse(alike(probability)), said, at));
-        let budget = self.config.max_num_batched_tokens.saturating_sub(rows) as usize;
-        probabilities.truncate(budget);
-        let right = probabilities.iter().map(|(right, ..)| *right);
-        let best = match row_us {
-            // The most probable first: what is behind one that does not pay does not, either.
-            Some(row_us) => {
-                let token_us = plain.us.unwrap_or(0.0) / plain.tokens;
-                right.take_while(|right| f64::from(*right) * token_us > PAYS * row_us).count()
+        // Of those that are worth as much whoever has said least comes first: where not all get a draft, all get on. Of one sequence the first
+        // are worth most.
+        possible.sort_unstable_by_key(|draft| (Reverse(draft.worth), draft.said, draft.at));
+        let budget = self.config.max_num_batched_tokens.saturating_sub(decoding.rows) as usize;
+        possible.truncate(budget);
+        let drafts = possible.iter().map(|draft| (draft.right, drafters[draft.at as usize].positions));
+        let best = match decoding.prompt_us {
+            // What is worth most first: what is behind one that does not pay does not, either.
+            Some(_) => {
+                let token_us = token_us.unwrap_or(0.0);
+                let pays =
+                    |(right, positions): &(f32, u32)| f64::from(*right) * token_us > PAYS * price(*positions);
+                drafts.take_while(pays).count()
             }
-            None => best_drafts(&self.costs, rows, plain, kind, right),
+            None => best_drafts(&self.costs, decoding, plain, drafts),
         };
-        for (.., at) in &probabilities[..best] {
-            drafters[*at as usize].granted += 1;
+        for draft in &possible[..best] {
+            drafters[draft.at as usize].granted += 1;
         }
         best > 0
     }
 
     /// Whether a model is to read a sequence that begins: whether its drafts would pay beside those that run, were they right as often as
     /// its tenant's were lately; rarely all the same.
-    fn is_read(&mut self, tenant: TenantId, most: u32) -> bool {
-        let rows = self.running.len() as u32 + 1;
+    fn is_read(&mut self, slot: Slot) -> bool {
+        let sequence = &self.sequences[slot];
+        let (tenant, most, positions) = (sequence.tenant, sequence.model_drafts, sequence.known());
+        let mut decoding = Decoding { rows: 1, kind: StepKind::Drafting, ..Decoding::default() };
+        decoding.context.add(positions.saturating_sub(1), 1);
+        for (_, slot) in &self.running {
+            decoding.rows += 1;
+            decoding.context.add(self.sequences[*slot].known().saturating_sub(1), 1);
+        }
         let record = self.draft_records.of(tenant, DraftSource::Model);
         let right = record.rate();
         let pays = |us| {
-            let plain = Plain { tokens: f64::from(rows), us: Some(us), together: false };
-            let right = (0..most as i32).map(|draft| right.powi(draft + 1));
-            best_drafts(&self.costs, rows, &plain, StepKind::Drafting, right) > 0
+            let plain = Plain { tokens: f64::from(decoding.rows), us: Some(us), together: false };
+            let drafts = (0..most as i32).map(|draft| (right.powi(draft + 1), positions));
+            best_drafts(&self.costs, &decoding, &plain, drafts) > 0
         };
-        let known =
-            self.costs.step_us(rows, StepKind::Alone).filter(|_| self.costs.knows(StepKind::Drafting));
-        record.reads(known.is_none_or(pays))
+        let known = self.costs.step_us(decoding.rows, decoding.context, StepKind::Alone);
+        record.reads(known.filter(|_| self.costs.knows(StepKind::Drafting)).is_none_or(pays))
     }
 
     /// The rows of its drafts, as far as budget and free blocks go.
@@ -342,8 +367,8 @@ impl Scheduler {
         let written = running.table.written();
         running.table.set_written(written);
         let sequence = &self.sequences[slot];
-        let (tenant, most, begins) = (sequence.tenant, sequence.model_drafts, sequence.choice.is_none());
-        if most > 0 && begins && !self.is_read(tenant, most) {
+        let (most, begins) = (sequence.model_drafts, sequence.choice.is_none());
+        if most > 0 && begins && !self.is_read(slot) {
             self.sequences[slot].model_drafts = 0;
         }
         if self.sequences[slot].model_drafts > 0
@@ -405,18 +430,37 @@ impl Scheduler {
 pub(super) struct Drafts {
     arrival: u64,
     pub slot: Slot,
+    /// That each of its drafts sees, nearly.
+    positions: u32,
     most: u32,
     pub granted: u32,
+    /// What one of them sees takes longer than a token without drafts: it would not pay if it were certain.
+    dear: bool,
 }
 
-/// Sequences that decode in a step: how many, and how many of them cannot be planned while a step with them runs.
+/// A draft that a sequence may have in the step being planned.
+#[derive(Clone, Copy)]
+pub(super) struct PossibleDraft {
+    /// How probable it is.
+    right: f32,
+    /// The same, less as much as it is dearer than the cheapest of the step, as one of [`ALIKE`] grades.
+    worth: u32,
+    /// Tokens that its sequence has said with it.
+    said: u32,
+    /// Whose it is, of the step's drafters.
+    at: u32,
+}
+
+/// Sequences that decode in a step: how many, behind what, and how many of them cannot be planned while a step with them runs.
+#[derive(Clone, Copy, Default)]
 struct Decoding {
     rows: u32,
+    context: Context,
     waiting: u32,
     /// Of a step in which some of them have drafts.
     kind: StepKind,
-    /// Beside prompts a row takes as long as one of theirs: these microseconds.
-    row_us: Option<f64>,
+    /// Beside prompts a draft takes as long as a row of theirs: microseconds, and for each position that it sees.
+    prompt_us: Option<(f64, f64)>,
 }
 
 /// A step without drafts.
@@ -434,30 +478,33 @@ impl Plain {
     }
 }
 
-/// How many drafts, of which the most probable come first, make a step of so many rows say most tokens in a microsecond; 0: they are better left out.
+/// How many drafts, of which those that are worth most come first, make a step of these sequences say most tokens in a microsecond; 0: they are
+/// better left out. `drafts`: how probable each is, and the positions that it sees.
 fn best_drafts(
     costs: &Costs,
-    rows: u32,
+    decoding: &Decoding,
     plain: &Plain,
-    kind: StepKind,
-    right: impl ExactSizeIterator<Item = f32>,
+    drafts: impl ExactSizeIterator<Item = (f32, u32)>,
 ) -> usize {
+    let Decoding { rows, context, kind, .. } = *decoding;
     // Until steps have a price they cost nothing: the first drafts are the measurement.
-    let plain_us = plain.us.or_else(|| costs.step_us(rows, kind)).unwrap_or(1.0);
+    let plain_us = plain.us.or_else(|| costs.step_us(rows, context, kind)).unwrap_or(1.0);
     let explored = costs.rows_max(kind).saturating_sub(rows) as usize;
     // Of many, one number in so many is looked at.
-    let most = right.len().min(explored);
+    let most = drafts.len().min(explored);
     let stride = most.div_ceil(LOOKED_AT).max(1);
-    let (mut best, mut best_rate, mut tokens) = (0, plain.tokens / plain_us, f64::from(rows));
-    for (drafts, probability) in (1..=most).zip(right) {
-        tokens += f64::from(probability);
-        if drafts % stride != 0 && drafts != most {
+    let (mut best, mut best_rate) = (0, plain.tokens / plain_us);
+    let (mut tokens, mut attention) = (f64::from(rows), 0.0);
+    for (count, (right, positions)) in (1..=most).zip(drafts) {
+        tokens += f64::from(right);
+        attention += f64::from(positions);
+        if count % stride != 0 && count != most {
             continue;
         }
-        let us = costs.step_us(rows + drafts as u32, kind).unwrap_or(plain_us);
+        let us = costs.step_us(rows + count as u32, context.with_rows(attention), kind).unwrap_or(plain_us);
         let rate = tokens / (plain_us + PAYS * (us - plain_us).max(0.0));
         if rate > best_rate {
-            (best, best_rate) = (drafts, rate);
+            (best, best_rate) = (count, rate);
         }
     }
     best

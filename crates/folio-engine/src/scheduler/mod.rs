@@ -21,7 +21,7 @@
 //! | `loads` | blocks that are filled from outside the steps, or read there |
 //! | `prefetch` | whose loads begin while they wait in the queue |
 //! | `swap`, `costs` | what of a preempted sequence is swapped to a tier, because computing it again would cost more |
-//! | `load_times`, `row_times` | what a load takes over its bytes, and a step over its rows |
+//! | `load_times`, `row_times`, `context_times` | what a load takes over its bytes, a step over its rows, and what contexts add |
 //! | `build` | the plan's entries; what is remembered of a step until its commit |
 //! | `commit` | what a result changes |
 //! | `requests` | the choices of one request |
@@ -64,6 +64,7 @@ mod budget;
 mod build;
 mod check;
 mod commit;
+mod context_times;
 mod costs;
 mod drafts;
 mod fair;

@@ -5,10 +5,15 @@
 //! Rows do not cost alike: the first come nearly for nothing with the weights that are read anyway, later ones a tile at a time. So each
 //! number of rows has a time of its own; beyond 16 each range of an eighth, since a row more is less there than what steps differ by. Ranges
 //! end with a multiple of their size, as tiles do.
-//! Between two that were measured, times grow evenly; beyond the last, as from the first to the last. What makes all steps longer, such as
-//! longer contexts, moves the whole curve (`level`). What was not measured for long is forgotten, and so found out again. And where
+//! Between two that were measured, times grow evenly; beyond the last, as from the first to the last. What makes all steps longer moves the
+//! whole curve (`level`). What was not measured for long is forgotten, and so found out again. And where
 //! steps differ from the curve for some time by far more than they do otherwise, what was measured before counts little from then on: on a machine
 //! that others use what a row costs changes with them, and the level would take most of that for its own.
+//!
+//! What contexts cost is learned elsewhere (`context_times`), by how steps differ from the mean of their entry. Each entry has the contexts
+//! that its steps had, and what those cost is taken off where it is read: so it is right for all that was measured, whenever it becomes known.
+
+use super::context_times::{Context, ContextUs, Difference};
 
 /// Rows that have an entry each.
 const EACH: usize = 16;
@@ -35,6 +40,15 @@ const KEPT: u32 = 1024;
 /// measured would else seem to take less than what always is.
 const RELIABLE: u8 = 3;
 
+/// A step of decodes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecodeStep {
+    /// At least one.
+    pub rows: u32,
+    pub context: Context,
+    pub us: f64,
+}
+
 /// See the module documentation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowTimes {
@@ -49,13 +63,72 @@ pub(super) struct RowTimes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// Rows that its steps had, in the mean, and what they took for them, over the level.
-    rows: f32,
+    mean: Mean,
+    /// What its steps took, over the level.
     time: f32,
     /// Steps that measured it, up to [`STEPS`]. 0: it is not known.
     seen: u8,
     /// The step that measured it last.
     measured: u32,
+}
+
+/// What steps had and took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    rows: f32,
+    /// Positions that a row sees.
+    depth: f32,
+    kv_positions: f32,
+    us: f32,
+}
+
+impl Mean {
+    /// Of one step.
+    fn of(step: DecodeStep) -> Self {
+        let DecodeStep { rows, context, us } = step;
+        let depth = (context.attention / f64::from(rows)) as f32;
+        // A clock need not be finer.
+        let us = us.max(1.0) as f32;
+        Self { rows: rows as f32, depth, kv_positions: context.kv_positions as f32, us }
+    }
+
+    /// What the contexts of a step have more, with the rows that it has.
+    fn until(&self, step: &Self) -> Context {
+        Context {
+            attention: f64::from(step.rows * (step.depth - self.depth)),
+            kv_positions: f64::from(step.kv_positions - self.kv_positions),
+        }
+    }
+
+    fn approach(&mut self, step: &Self, weight: f32) {
+        for (mean, value) in [
+            (&mut self.rows, step.rows),
+            (&mut self.depth, step.depth),
+            (&mut self.kv_positions, step.kv_positions),
+            (&mut self.us, step.us),
+        ] {
+            *mean += weight * (value - *mean);
+        }
+    }
+}
+
+impl Entry {
+    /// What a step that it is to be measured by counts.
+    fn weight(&self) -> f32 {
+        1.0 / f32::from((self.seen + 1).min(STEPS) - RELIABLE + 1)
+    }
+
+    /// What a step takes by what was measured.
+    fn expected_us(&self, step: &Mean, level: f32, each: ContextUs) -> f32 {
+        (level * self.time + each.of(self.mean.until(step)) as f32).max(1.0)
+    }
+
+    /// What its rows take by themselves.
+    fn rows_us(&self, level: f32, each: ContextUs) -> f32 {
+        let Mean { rows, depth, kv_positions, .. } = self.mean;
+        let context = Context { attention: f64::from(rows * depth), kv_positions: kv_positions.into() };
+        (level * self.time - each.of(context) as f32).max(0.0)
+    }
 }
 
 impl Default for RowTimes {
@@ -66,33 +139,51 @@ impl Default for RowTimes {
 }
 
 impl RowTimes {
-    /// A step with so many rows took `us`.
-    pub fn add(&mut self, rows: u32, us: f64) {
-        // A clock need not be finer.
-        let (at, rows, us) = (entry(rows), rows as f32, us.max(1.0) as f32);
+    /// By how much a step differs from others with as many rows. `None`: they are not known.
+    pub fn difference(&self, step: DecodeStep) -> Option<Difference> {
+        let (at, step) = (entry(step.rows), Mean::of(step));
+        let entry = &self.entries[at];
+        if entry.seen < RELIABLE {
+            return None;
+        }
+        let us = |rows| self.through(at, false, rows, ContextUs::default()).unwrap_or(0.0);
+        // In an entry of several numbers of rows they take unlike, too.
+        let rows_us = if step.rows == entry.mean.rows { 0.0 } else { us(step.rows) - us(entry.mean.rows) };
+        let by = 1.0 / f64::from(step.us.max(entry.mean.us));
+        Some(Difference {
+            context: entry.mean.until(&step).times(by),
+            us: by * f64::from(step.us - entry.mean.us - rows_us),
+            weight: f64::from(1.0 - entry.weight()),
+        })
+    }
+
+    /// A step. `each`: what contexts cost.
+    pub fn add(&mut self, step: DecodeStep, each: ContextUs) {
+        let (at, mut step) = (entry(step.rows), Mean::of(step));
         if self.level == 0.0 {
-            self.level = us;
+            self.level = step.us;
         }
         self.steps = self.steps.wrapping_add(1);
-        if self.is_another(at, us) {
+        if self.is_another(at, &step, each) {
             self.differed_last = self.differed;
             self.entries.iter_mut().for_each(|entry| entry.seen = entry.seen.min(RELIABLE));
         }
         let entry = &mut self.entries[at];
         entry.measured = self.steps;
         if entry.seen < RELIABLE {
-            let time = us / self.level;
+            let time = step.us / self.level;
             if entry.seen == 0 || time < entry.time {
-                (entry.rows, entry.time) = (rows, time);
+                (entry.mean, entry.time) = (step, time);
             }
             entry.seen += 1;
         } else {
+            let weight = entry.weight();
             entry.seen = (entry.seen + 1).min(STEPS);
-            let weight = 1.0 / f32::from(entry.seen - RELIABLE + 1);
-            let ratio = |level: f32, time: f32| (us / (level * time)).min(INTERRUPTED) - 1.0;
-            self.level *= 1.0 + LEVEL * ratio(self.level, entry.time);
-            entry.time *= 1.0 + weight * ratio(self.level, entry.time);
-            entry.rows += weight * (rows - entry.rows);
+            let ratio = step.us / entry.expected_us(&step, self.level, each);
+            self.level *= 1.0 + LEVEL * (ratio.min(INTERRUPTED) - 1.0);
+            step.us = step.us.min(INTERRUPTED * entry.expected_us(&step, self.level, each));
+            entry.time += weight * (step.us / self.level - entry.time);
+            entry.mean.approach(&step, weight);
         }
         // One entry is looked at each time.
         let old = &mut self.entries[self.steps as usize % ENTRIES];
@@ -102,12 +193,12 @@ impl RowTimes {
     }
 
     /// Whether steps, with this one of an entry, have differed so much that they are not of this curve.
-    fn is_another(&mut self, at: usize, us: f32) -> bool {
-        let Entry { time, seen, .. } = self.entries[at];
-        if seen < RELIABLE {
+    fn is_another(&mut self, at: usize, step: &Mean, each: ContextUs) -> bool {
+        let entry = &self.entries[at];
+        if entry.seen < RELIABLE {
             return false;
         }
-        let ratio = us / (self.level * time);
+        let ratio = step.us / entry.expected_us(step, self.level, each);
         let differs = (ratio.max(1.0 / ratio) - 1.0).min(DIFFERS_MOST);
         self.differed_last += (differs - self.differed_last) / LAST;
         self.differed += (differs - self.differed) / ALL;
@@ -129,18 +220,19 @@ impl RowTimes {
         self.most_rows(RELIABLE) > 0
     }
 
-    /// Rows of an entry, and what they take over the level, as far as it is known: reliably, or it is far beyond what is (`far`), or more rows
+    /// Rows of an entry, and what they take by themselves, as far as it is known: reliably, or it is far beyond what is (`far`), or more rows
     /// are, and take no less.
-    fn point(&self, at: usize, far: bool) -> Option<(f32, f32)> {
-        let Entry { rows, time, seen, .. } = self.entries[at];
-        match seen {
+    fn point(&self, at: usize, far: bool, each: ContextUs) -> Option<(f32, f32)> {
+        let entry = &self.entries[at];
+        let us = |entry: &Entry| entry.rows_us(self.level, each);
+        match entry.seen {
             0 => return None,
-            RELIABLE.. => return Some((rows, time)),
+            RELIABLE.. => return Some((entry.mean.rows, us(entry))),
             _ => (),
         }
         let more = self.entries[at..].iter().find(|entry| entry.seen >= RELIABLE);
-        let most = more.map(|entry| entry.time).or(far.then_some(f32::INFINITY))?;
-        Some((rows, time.min(most)))
+        let most = more.map(us).or(far.then_some(f32::INFINITY))?;
+        Some((entry.mean.rows, us(entry).min(most)))
     }
 
     /// Whether so many rows are far beyond what is to be relied on.
@@ -151,26 +243,29 @@ impl RowTimes {
     /// Whether steps of so many rows, or fewer, were measured: else what it says of them is what more rows take.
     pub fn knows_few(&self, rows: u32) -> bool {
         let far = self.is_far(rows);
-        (0..=entry(rows)).any(|at| self.point(at, far).is_some())
+        (0..=entry(rows)).any(|at| self.point(at, far, ContextUs::default()).is_some())
     }
 
-    /// What a step with so many rows takes, microseconds; far beyond what is to be relied on, by whatever was measured. `None`: no step was.
-    pub fn us(&self, rows: u32) -> Option<f64> {
-        let (at, far, rows) = (entry(rows), self.is_far(rows), rows as f32);
-        let point = |at: usize| self.point(at, far);
-        // The entry of these rows is one of the two.
+    /// What so many rows take by themselves, microseconds; far beyond what is to be relied on, by whatever was measured. `None`: no step was.
+    /// `each`: what contexts cost.
+    pub fn us(&self, rows: u32, each: ContextUs) -> Option<f64> {
+        self.through(entry(rows), self.is_far(rows), rows as f32, each).map(f64::from)
+    }
+
+    /// The line through what is known beside so many rows, which are of this entry.
+    fn through(&self, at: usize, far: bool, rows: f32, each: ContextUs) -> Option<f32> {
+        let point = |at: usize| self.point(at, far, each);
         let below = (0..=at).rev().filter_map(point).find(|point| point.0 <= rows);
         let above = (at..ENTRIES).filter_map(point).find(|point| point.0 >= rows);
         let through = |a: (f32, f32), b: (f32, f32)| {
             let each = if a.0 < b.0 { (b.1 - a.1) / (b.0 - a.0) } else { 0.0 };
             a.1 + each.max(0.0) * (rows - a.0)
         };
-        let time = match (below, above) {
+        Some(match (below, above) {
             (Some(below), Some(above)) => through(below, above),
             (Some(below), None) => through((0..=at).find_map(point)?, below),
             (None, above) => above?.1,
-        };
-        Some(f64::from(time) * f64::from(self.level))
+        })
     }
 }
 
@@ -195,6 +290,17 @@ fn first_rows(entry: usize) -> u32 {
 mod tests {
     use super::*;
 
+    /// Of steps whose contexts cost nothing.
+    impl RowTimes {
+        fn measured(&mut self, rows: u32, us: f64) {
+            self.add(DecodeStep { rows, context: Context::default(), us }, ContextUs::default());
+        }
+
+        fn alone(&self, rows: u32) -> Option<f64> {
+            self.us(rows, ContextUs::default())
+        }
+    }
+
     #[test]
     fn every_number_of_rows_is_in_the_entry_that_begins_before_it() {
         for rows in 1..16_000 {
@@ -211,16 +317,16 @@ mod tests {
     #[test]
     fn between_and_beyond_what_was_measured_it_is_a_line() {
         let mut times = RowTimes::default();
-        assert_eq!(times.us(3), None);
-        times.add(4, 100.0);
+        assert_eq!(times.alone(3), None);
+        times.measured(4, 100.0);
         assert_eq!(
-            (times.us(1), times.us(9)),
+            (times.alone(1), times.alone(9)),
             (Some(100.0), Some(100.0)),
             "rows cost nothing until they are measured"
         );
-        times.add(8, 140.0);
+        times.measured(8, 140.0);
         let near = |rows, wanted: f64| {
-            let us = times.us(rows).unwrap();
+            let us = times.alone(rows).unwrap();
             assert!((us - wanted).abs() < 0.01 * wanted, "{rows}: {us}, {wanted} was wanted");
         };
         near(6, 120.0);
@@ -232,9 +338,9 @@ mod tests {
     fn it_keeps_steps_and_tiles_apart() {
         let mut times = RowTimes::default();
         let took = |rows: u32| 1000.0 + 500.0 * f64::from(rows.div_ceil(4));
-        (0..500).for_each(|step| times.add(1 + step % 12, took(1 + step % 12)));
+        (0..500).for_each(|step| times.measured(1 + step % 12, took(1 + step % 12)));
         for rows in 1..=12 {
-            assert!((times.us(rows).unwrap() - took(rows)).abs() < 1.0, "{rows}");
+            assert!((times.alone(rows).unwrap() - took(rows)).abs() < 1.0, "{rows}");
         }
     }
 
@@ -243,10 +349,11 @@ mod tests {
         let mut times = RowTimes::default();
         let took = |rows: u32| 1000.0 + 30.0 * f64::from(rows);
         for _ in 0..300 {
-            [1, 8, 64].into_iter().for_each(|rows| times.add(rows, took(rows)));
+            [1, 8, 64].into_iter().for_each(|rows| times.measured(rows, took(rows)));
         }
         for rows in [64, 65, 70, 80, 128] {
-            let (each, us) = (times.us(rows + 1).unwrap() - times.us(rows).unwrap(), times.us(rows).unwrap());
+            let (each, us) =
+                (times.alone(rows + 1).unwrap() - times.alone(rows).unwrap(), times.alone(rows).unwrap());
             assert!((each - 30.0).abs() < 3.0, "{rows}: {each}");
             assert!((us - took(rows)).abs() < 0.05 * took(rows), "{rows}: {us}");
         }
@@ -259,10 +366,10 @@ mod tests {
         let took = |rows: u32| 1000.0 + 300.0 * f64::from(rows.div_ceil(8));
         for step in 0..1000 {
             let rows = if step % 4 == 0 { 65 } else { 64 };
-            times.add(rows, took(rows));
+            times.measured(rows, took(rows));
         }
         for rows in [64, 65] {
-            assert!((times.us(rows).unwrap() - took(rows)).abs() < 1.0, "{rows}: {:?}", times.us(rows));
+            assert!((times.alone(rows).unwrap() - took(rows)).abs() < 1.0, "{rows}: {:?}", times.alone(rows));
         }
     }
 
@@ -270,12 +377,12 @@ mod tests {
     fn what_was_measured_once_counts_where_more_rows_are_known() {
         let mut times = RowTimes::default();
         for rows in [1, 40, 300] {
-            times.add(rows, 1000.0 + 10.0 * f64::from(rows));
+            times.measured(rows, 1000.0 + 10.0 * f64::from(rows));
         }
-        times.add(20, 1e6);
-        (0..2).for_each(|_| times.add(300, 4000.0));
+        times.measured(20, 1e6);
+        (0..2).for_each(|_| times.measured(300, 4000.0));
         let near = |rows, wanted: f64| {
-            let us = times.us(rows).unwrap();
+            let us = times.alone(rows).unwrap();
             assert!((us - wanted).abs() < 0.01 * wanted, "{rows}: {us}, {wanted} was wanted");
         };
         near(1, 1010.0);
@@ -288,39 +395,39 @@ mod tests {
     #[test]
     fn longer_contexts_move_all_of_it() {
         let mut times = RowTimes::default();
-        (0..100).for_each(|step| times.add(1 + step % 4, 100.0 * f64::from(1 + step % 4)));
-        (0..200).for_each(|_| times.add(1, 300.0));
-        let (one, four) = (times.us(1).unwrap(), times.us(4).unwrap());
+        (0..100).for_each(|step| times.measured(1 + step % 4, 100.0 * f64::from(1 + step % 4)));
+        (0..200).for_each(|_| times.measured(1, 300.0));
+        let (one, four) = (times.alone(1).unwrap(), times.alone(4).unwrap());
         assert!((one - 300.0).abs() < 3.0 && four > 800.0, "{one} {four}");
     }
 
     #[test]
     fn a_first_step_with_so_many_rows_that_was_cold_is_not_believed() {
         let mut times = RowTimes::default();
-        (0..10).for_each(|_| times.add(1, 100.0));
-        times.add(2, 5000.0);
+        (0..10).for_each(|_| times.measured(1, 100.0));
+        times.measured(2, 5000.0);
         assert_eq!(
-            (times.us(2), times.most_rows(RELIABLE), times.most_seen()),
+            (times.alone(2), times.most_rows(RELIABLE), times.most_seen()),
             (Some(100.0), 1, 2),
             "once is nothing"
         );
-        assert!(times.us(4).unwrap() > 5000.0, "but for what is far beyond");
-        times.add(2, 160.0);
-        times.add(2, 170.0);
-        let two = times.us(2).unwrap();
+        assert!(times.alone(4).unwrap() > 5000.0, "but for what is far beyond");
+        times.measured(2, 160.0);
+        times.measured(2, 170.0);
+        let two = times.alone(2).unwrap();
         assert!((two - 160.0).abs() < 1.0 && times.most_rows(RELIABLE) == 2, "{two}");
     }
 
     #[test]
     fn first_steps_that_were_all_slow_are_soon_outweighed() {
         let mut times = RowTimes::default();
-        (0..10).for_each(|_| times.add(1, 100.0));
-        (0..3).for_each(|_| times.add(8, 300.0));
+        (0..10).for_each(|_| times.measured(1, 100.0));
+        (0..3).for_each(|_| times.measured(8, 300.0));
         for _ in 0..20 {
-            times.add(1, 100.0);
-            times.add(8, 150.0);
+            times.measured(1, 100.0);
+            times.measured(8, 150.0);
         }
-        let (one, eight) = (times.us(1).unwrap(), times.us(8).unwrap());
+        let (one, eight) = (times.alone(1).unwrap(), times.alone(8).unwrap());
         assert!((90.0..110.0).contains(&one) && (145.0..175.0).contains(&eight), "{one} {eight}");
     }
 
@@ -337,7 +444,7 @@ mod tests {
             let mut rounds = |count: u32, took: &dyn Fn(u32) -> f64| {
                 for step in 0..count * 120 {
                     let rows = if step / 60 % 2 == 0 { 2 } else { 34 - step % 3 };
-                    times.add(rows, took(rows) * random(noise));
+                    times.measured(rows, took(rows) * random(noise));
                 }
                 times
             };
@@ -349,7 +456,7 @@ mod tests {
                 continue;
             }
             let times = rounds(3, &dear);
-            let (few, many) = (times.us(2).unwrap(), times.us(33).unwrap());
+            let (few, many) = (times.alone(2).unwrap(), times.alone(33).unwrap());
             let ratio = many / few / (dear(33) / dear(2));
             assert!((0.8..1.25).contains(&ratio), "noise of {noise}: {few} {many}");
         }
@@ -358,11 +465,11 @@ mod tests {
     #[test]
     fn one_step_that_was_interrupted_says_little_and_what_is_old_is_forgotten() {
         let mut times = RowTimes::default();
-        times.add(2, 100.0);
-        times.add(2, 1e6);
-        assert!(times.us(2).unwrap() < 125.0);
-        times.add(5, 1e6);
-        (0..KEPT + ENTRIES as u32).for_each(|_| times.add(2, 100.0));
-        assert!((times.us(5).unwrap() - 100.0).abs() < 1.0, "{:?}", times.us(5));
+        times.measured(2, 100.0);
+        times.measured(2, 1e6);
+        assert!(times.alone(2).unwrap() < 125.0);
+        times.measured(5, 1e6);
+        (0..KEPT + ENTRIES as u32).for_each(|_| times.measured(2, 100.0));
+        assert!((times.alone(5).unwrap() - 100.0).abs() < 1.0, "{:?}", times.alone(5));
     }
 }
