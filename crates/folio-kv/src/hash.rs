@@ -25,9 +25,24 @@ use crate::types::{BlockHash, ContentRange, Declared, Identity, Root, SecretKey,
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
+const POSITIONS_CONTEXT: &str = "folio-kv 2026 positions v1";
 const DATA_CONTEXT: &str = "folio-kv 2026 data key v1";
 /// Blocks of up to this many tokens are hashed from the stack in one call.
 const STACK_TOKENS: usize = 64;
+
+impl ContentRange {
+    /// `len` placeholders from `start` on, at least one, for something with this digest. `positions`: where each stands on three axes, unless
+    /// that is where text would; they are part of what it is. O(positions).
+    pub fn new(start: u32, len: u32, content: [u8; 32], positions: Option<&[[u32; 3]]>) -> Self {
+        let Some(positions) = positions else { return Self { start, len, content } };
+        let mut hasher = blake3::Hasher::new_derive_key(POSITIONS_CONTEXT);
+        hasher.update(&content);
+        for position in positions.as_flattened() {
+            hasher.update(&position.to_le_bytes());
+        }
+        Self { start, len, content: *hasher.finalize().as_bytes() }
+    }
+}
 
 impl Root {
     /// Start of the hash chain of everything that depends on `identity` and a token sequence.
@@ -452,6 +467,16 @@ mod tests {
             image[..4],
             "what is behind changes nothing"
         );
+    }
+
+    #[test]
+    fn where_an_image_stands_is_part_of_what_it_is() {
+        let of = |positions: &[[u32; 3]]| ContentRange::new(3, 2, [1; 32], Some(positions));
+        assert_eq!(ContentRange::new(3, 2, [1; 32], None).content, [1; 32]);
+        let grids = [of(&[[3; 3], [3, 3, 4]]), of(&[[3; 3], [3, 4, 3]]), of(&[[3; 3], [4, 4, 4]])];
+        assert!(grids.iter().all(|grid| (grid.start, grid.len) == (3, 2) && grid.content != [1; 32]));
+        assert!(grids[0] != grids[1] && grids[1] != grids[2] && grids[0] != grids[2]);
+        assert_ne!(of(&[[3; 3]]), ContentRange::new(3, 2, [2; 32], Some(&[[3; 3]])));
     }
 
     #[test]

@@ -199,6 +199,7 @@ impl Executor for Recorder {
                 tentative_from: sequence.tentative_from().unwrap_or(u32::MAX),
             });
             batch.adapters.push(sequence.adapter.as_ref().map(|adapter| adapter.weights.clone()));
+            sequence.give(0..sequence.tokens.len(), batch.tokens.len(), batch);
             batch.tokens.extend(&sequence.tokens);
             let end = batch.tokens.len() as u32;
             batch.feature_rows.extend(end - sequence.features..end);
