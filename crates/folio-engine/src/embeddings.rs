@@ -184,8 +184,11 @@ fn move_text(batch: &mut Batch, first_row: u32, rows: u32, shift: i32) {
 
 #[cfg(test)]
 mod tests {
+    use folio_kv::{Identity, Root, TenantId};
+
     use super::*;
     use crate::plan::SequenceId;
+    use crate::request::{RequestId, SamplingParams};
 
     fn range(start: u32, len: u32, positions: Option<Vec<[u32; 3]>>) -> EmbeddingRange {
         let embeddings = (0..len).map(|at| (start + at) as f32).collect();
@@ -245,5 +248,57 @@ mod tests {
         let mut batch = Batch::default();
         SequencePlan::empty(SequenceId(1)).give(0..5, 0, &mut batch);
         assert_eq!(batch, Batch::default());
+    }
+
+    /// 20 tokens, and up to 4 more.
+    fn request(ranges: Vec<EmbeddingRange>) -> Request {
+        let root = Root::derive(&Identity {
+            tenant: TenantId(1),
+            tenant_secret: &[1; 32],
+            model_digest: &[2; 32],
+            layout_digest: &[3; 32],
+            extra: &[],
+        });
+        let sampling = SamplingParams::greedy(4);
+        let text = Request::new(RequestId(1), TenantId(1), root, vec![7; 20].into(), sampling);
+        Request { embeddings: Some(ranges.into()), ..text }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_its_numbers() {
+        let takes = |width, three_axes| Some(EmbeddingInput { width, three_axes });
+        let refused = |ranges, takes| check(&request(ranges), 30, takes).expect_err("refused");
+        let one = || vec![range(4, 6, None)];
+        assert_eq!(refused(one(), None), "are given, and the model takes none on its device");
+        assert_eq!(refused(one(), takes(2, true)), "range 0 has 6 values, 6 tokens of 2 have 12");
+        assert_eq!(refused(vec![range(4, 0, None)], takes(1, true)), "range 0 has no tokens");
+        assert_eq!(
+            refused(vec![range(4, 6, None), range(9, 2, None)], takes(1, true)),
+            "range 1 begins at 9, and the one before it ends at 10"
+        );
+        assert_eq!(
+            refused(vec![range(16, 6, None)], takes(1, true)),
+            "range 0 ends at 22, the prompt has 20 tokens"
+        );
+        let placed = |positions: &[[u32; 3]]| vec![range(4, 2, Some(positions.to_vec()))];
+        assert_eq!(
+            refused(placed(&[[4; 3], [4, 4, 5]]), takes(1, false)),
+            "range 0 has positions on three axes, the model has one axis"
+        );
+        assert_eq!(refused(placed(&[[4; 3]]), takes(1, true)), "range 0 has 1 positions for 2 tokens");
+        assert_eq!(
+            refused(placed(&[[4; 3], [4, 4, 15]]), takes(1, true)),
+            "range 0 moves the end of the answer to position 34, the model's context is 30"
+        );
+        assert_eq!(check(&request(placed(&[[4; 3], [4, 4, 11]])), 30, takes(1, true)), Ok(()));
+        assert_eq!(check(&request(Vec::new()), 30, None), Ok(()), "nothing is given");
+    }
+
+    #[test]
+    fn what_is_given_counts_in_the_queue() {
+        assert_eq!(request(vec![range(4, 6, None)]).queued_tokens(), 20 + 6);
+        let positions = Some(vec![[4; 3]; 6]);
+        assert_eq!(request(vec![range(4, 6, positions)]).queued_tokens(), 20 + 6 + 18);
+        assert_eq!(request(Vec::new()).queued_tokens(), 20);
     }
 }

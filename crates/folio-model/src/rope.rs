@@ -391,3 +391,21 @@ fn parse_longrope(
         attention_factor,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those of Qwen2.5-VL and of Qwen3-VL and 3.5, by transformers' `apply_multimodal_rotary_pos_emb` and `apply_interleaved_mrope`.
+    #[test]
+    fn axes_follow_each_other_or_take_turns() {
+        let axes = |frequencies, interleaved, pairs| Sections { frequencies, interleaved }.axes(pairs);
+        let expected = [vec![0; 16], vec![1; 24], vec![2; 24]].concat();
+        assert_eq!(axes([16, 24, 24], false, 64), expected);
+        let mut expected = vec![0; 32];
+        (1..33).step_by(3).for_each(|at| expected[at] = 1);
+        (2..30).step_by(3).for_each(|at| expected[at] = 2);
+        assert_eq!(axes([11, 11, 10], true, 32), expected);
+        assert_eq!(axes([24, 20, 20], true, 64)[58..], [1, 2, 0, 0, 0, 0], "what is left is of time");
+    }
+}
