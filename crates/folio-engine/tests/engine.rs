@@ -381,7 +381,7 @@ fn what_can_never_run_is_refused_at_once() {
         start: 0,
         len: 1,
         content: [1; 32],
-        embeddings: [0.5; 4].into(),
+        embeddings: [0.5f32; 4].into(),
         positions: None,
     };
     let embeddings = Some([image].into());
