@@ -177,6 +177,25 @@ fn in_chunks_preempted_and_from_the_middle_of_an_image() {
     }
 }
 
+/// What a disk has of one image is loaded for it and not for another.
+#[test]
+fn from_a_disk() {
+    for name in ["llama3", "qwen3_5_text"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut world, table) = (World::new(name, Setup::PLAIN, 64), Table::of(name));
+        let tokens = prompt(4, 90, world.recorder.vocab());
+        let arrivals = [1, 2].map(|content| with(&tokens, vec![table.image(20..60, content)], 5));
+        let oracle = Oracle::new(&mut world, &arrivals);
+        world.keep_on_disk(folder.path(), 64 << 20);
+        world.run(&whole(), &arrivals[..1]);
+        world.forget();
+        let run = world.run(&whole(), &arrivals);
+        oracle.check(&run, name);
+        assert_eq!((run.cached[0], run.loads), (80, vec![true]), "{name}");
+        assert!(run.cached[1] <= 20, "{name}: {:?}", run.cached);
+    }
+}
+
 /// Of the 16 frequencies of its heads, five turn by height and five by width.
 fn three_axes(name: &str) -> World {
     let sections = |decoder: &mut serde_json::Value| {
