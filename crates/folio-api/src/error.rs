@@ -147,6 +147,9 @@ impl ApiError {
     }
 }
 
+/// Why parts of messages that are no text are refused.
+pub const NOT_TEXT: &str = "images and sounds are not served, the model takes text only";
+
 /// A message may quote what the client sent, which may be megabytes.
 pub const MESSAGE_CHARS: usize = 1000;
 /// The same of the name of a parameter.

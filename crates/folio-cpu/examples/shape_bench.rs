@@ -168,7 +168,7 @@ impl Bench {
         let inv_freq = (0..HEAD_DIM / 2).map(|i| 5e5f32.powf(-(i as f32) / 32.0)).collect();
         let program = Program {
             buffers: vec![HIDDEN, HIDDEN, qkv, HIDDEN, FFN],
-            ropes: vec![Rope { inv_freq, scale: 1.0 }],
+            ropes: vec![Rope { inv_freq, scale: 1.0, axes: Vec::new() }],
             attention,
             body,
             head,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use folio_model::backend::{Backend, BackendError, Batch, BlockMemory, KvLayout, TensorView};
 use folio_model::check::{self, BatchCheck, Loaded, PoolSize, ProgramCheck, Written};
-use folio_model::program::{Buf, MatrixId, Op, Program, VectorId};
+use folio_model::program::{Buf, EmbeddingInput, MatrixId, Op, Program, VectorId};
 use folio_model::quant::Encoding;
 use folio_model::tables::BlockTables;
 
@@ -79,6 +79,7 @@ struct Model {
     max_logit_rows: usize,
     vocabulary: usize,
     input_width: usize,
+    embeddings: Option<EmbeddingInput>,
 }
 
 impl CpuBackend {
@@ -275,7 +276,7 @@ impl Backend for CpuBackend {
         let stages = stages::stages(&program, |spec| heads_of(spec).is_some());
         let buffers = self.buffers(&program, &stages, &plans, max_rows, max_logit_rows).map_err(device)?;
         let vocabulary = program.vocabulary(|table| self.matrices[table.0 as usize].rows);
-        let input_width = program.input_width();
+        let (input_width, embeddings) = (program.input_width(), program.embedding_input());
         let places = Vec::with_capacity(max_rows);
         self.model = Some(Model {
             program,
@@ -289,6 +290,7 @@ impl Backend for CpuBackend {
             max_logit_rows,
             vocabulary,
             input_width,
+            embeddings,
         });
         Ok(())
     }
@@ -316,6 +318,10 @@ impl Backend for CpuBackend {
         true
     }
 
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
+        self.model.as_ref().and_then(|model| model.embeddings)
+    }
+
     fn forward(&mut self, batch: &Batch) -> Result<&[f32], BackendError> {
         self.forward_and(batch, 0, &|_, _| ())?;
         let logits = self.model.as_ref().map(|model| &model.buffers.logits);
@@ -339,6 +345,7 @@ impl Backend for CpuBackend {
             max_position: model.max_position,
             vocabulary: model.vocabulary,
             input_width: model.input_width,
+            embeddings: model.embeddings,
             has_features: model.program.features.is_some(),
             serves_adapters: true,
             chosen: 0,
@@ -476,8 +483,17 @@ impl Model {
         self.places.clear();
         for (at, span) in batch.spans.iter().enumerate() {
             let positions = span.first_position..span.first_position + span.rows;
-            let place = |position| RowPlace { position, slot: span.slot, span: at as u32 };
+            let place = |position| {
+                let (axes, slot, span) = ([position; 3], span.slot, at as u32);
+                RowPlace { position, axes, slot, span }
+            };
             self.places.extend(positions.map(place));
+        }
+        for of in &batch.positions {
+            for row in of.first_row..of.first_row + of.rows {
+                let place = &mut self.places[row as usize];
+                place.axes = of.at(row, place.position);
+            }
         }
     }
 

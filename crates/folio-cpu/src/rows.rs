@@ -3,7 +3,7 @@
 //! Must never: look at a second row. Sums go over 16 lanes and the fixed tree; everything else is element by element, where
 //! every instruction set rounds alike.
 
-use folio_model::program::Activation;
+use folio_model::program::{Activation, Rope};
 
 use crate::simd::{LANES, Simd, Task, exp, tanh};
 
@@ -307,15 +307,16 @@ pub(crate) fn gated<S: Simd>(activation: Activation, gate: S::V, up: S::V) -> S:
     S::mul(S::div(gate, S::add(one, e)), up)
 }
 
-/// Cosines, then sines, of one position: `[2 * inv_freq.len()]`.
+/// Cosines, then sines, of a row's positions on three axes: `[2 * rope.inv_freq.len()]`.
 ///
-/// Angle, cosine and sine are computed in f64 and rounded once. A function of the position alone.
-pub(crate) fn rotary_table(position: usize, inv_freq: &[f32], scale: f32, out: &mut [f32]) {
-    let (cos, sin) = out.split_at_mut(inv_freq.len());
-    for ((c, s), f) in cos.iter_mut().zip(sin).zip(inv_freq) {
-        let angle = position as f64 * f64::from(*f);
-        *c = (angle.cos() * f64::from(scale)) as f32;
-        *s = (angle.sin() * f64::from(scale)) as f32;
+/// Angle, cosine and sine are computed in f64 and rounded once. A function of the positions alone.
+pub(crate) fn rotary_table(positions: [u32; 3], rope: &Rope, out: &mut [f32]) {
+    let (cos, sin) = out.split_at_mut(rope.inv_freq.len());
+    let axes = rope.axes.iter().copied().chain(std::iter::repeat(0));
+    for (((c, s), f), axis) in cos.iter_mut().zip(sin).zip(&rope.inv_freq).zip(axes) {
+        let angle = f64::from(positions[usize::from(axis)]) * f64::from(*f);
+        *c = (angle.cos() * f64::from(rope.scale)) as f32;
+        *s = (angle.sin() * f64::from(rope.scale)) as f32;
     }
 }
 
@@ -517,12 +518,31 @@ mod tests {
     #[test]
     fn rotation_keeps_lengths_and_turns_by_the_angle() {
         let mut table = vec![0.0; 4];
-        rotary_table(3, &[1.0, 0.5], 1.0, &mut table);
+        let rope = Rope { inv_freq: vec![1.0, 0.5], scale: 1.0, axes: Vec::new() };
+        rotary_table([3; 3], &rope, &mut table);
         let mut head = [1.0, 0.0, 0.0, 1.0, 9.0];
         rotate(&mut head, &table);
         let want = [3f32.cos(), -(1.5f32.sin()), 3f32.sin(), 1.5f32.cos(), 9.0];
         for (got, want) in head.iter().zip(want) {
             assert!((got - want).abs() < 1e-6, "{head:?}");
+        }
+    }
+
+    #[test]
+    fn each_frequency_turns_by_the_position_on_its_axis() {
+        let inv_freq: Vec<f32> = (0..6).map(|i| 0.5f32.powi(i)).collect();
+        let plain = Rope { inv_freq: inv_freq.clone(), scale: 1.5, axes: Vec::new() };
+        let axes = Rope { axes: vec![0, 1, 2, 0, 1, 0], ..plain.clone() };
+        let table = |rope: &Rope, positions| {
+            let mut out = vec![0.0; 12];
+            rotary_table(positions, rope, &mut out);
+            out.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        assert_eq!(table(&axes, [41; 3]), table(&plain, [41; 3]), "text is where it was");
+        let (mixed, of) = (table(&axes, [9, 100, 7]), [9, 100, 7].map(|at| table(&plain, [at; 3])));
+        for (i, axis) in axes.axes.iter().enumerate() {
+            let of = &of[usize::from(*axis)];
+            assert_eq!((mixed[i], mixed[i + 6]), (of[i], of[i + 6]), "frequency {i}");
         }
     }
 }

@@ -30,6 +30,8 @@ use crate::stages::{Product, Stage};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowPlace {
     pub(crate) position: u32,
+    /// The same for its rotation.
+    pub(crate) axes: [u32; 3],
     /// Of its sequence's block tables.
     pub(crate) slot: u32,
     pub(crate) span: u32,
@@ -85,6 +87,9 @@ impl Step<'_> {
             worker.barrier();
         }
         for (i, stage) in self.stages.iter().enumerate() {
+            if self.batch.embeddings.is_empty() && matches!(stage, Stage::Op(Op::Merge { .. })) {
+                continue;
+            }
             let claims = &self.buffers.claims[2 * i..2 * i + 2];
             match stage {
                 Stage::Op(op) => self.op(worker, op, claims),
@@ -144,7 +149,7 @@ impl Step<'_> {
             for row in worker.share(self.rows(), 1) {
                 // SAFETY: the row is this worker's and `width` long.
                 let out = unsafe { std::slice::from_raw_parts_mut(table.row(row), table.width) };
-                rotary_table(self.places[row].position as usize, &rope.inv_freq, rope.scale, out);
+                rotary_table(self.places[row].axes, rope, out);
             }
         }
     }
@@ -157,6 +162,20 @@ impl Step<'_> {
                     // SAFETY: the row is this worker's and `width` long.
                     let to = unsafe { std::slice::from_raw_parts_mut(out.row(row), out.width) };
                     self.matrix(table).lookup(self.batch.tokens[row] as usize, to);
+                }
+            }
+            Op::Merge { out } => {
+                let out = self.buf(out);
+                for given in &self.batch.embeddings {
+                    for at in worker.share(given.rows as usize, 1) {
+                        let from = (given.first as usize + at) * out.width;
+                        // SAFETY: the row is this worker's and `width` long.
+                        let to = unsafe {
+                            let row = out.row(given.first_row as usize + at);
+                            std::slice::from_raw_parts_mut(row, out.width)
+                        };
+                        to.copy_from_slice(&given.values[from..from + out.width]);
+                    }
                 }
             }
             Op::RmsNorm { x, weight, eps, out } => {

@@ -66,7 +66,7 @@ impl Sizes {
         let inv_freq = (0..rope / 2).map(|i| 0.7f32.powi(i as i32)).collect();
         let mut program = Program {
             buffers: widths.to_vec(),
-            ropes: vec![Rope { inv_freq, scale: 1.1 }],
+            ropes: vec![Rope { inv_freq, scale: 1.1, axes: Vec::new() }],
             ..Program::default()
         };
         let table = matrix(backend, VOCAB, HIDDEN);

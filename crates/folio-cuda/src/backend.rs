@@ -232,6 +232,8 @@ impl CudaBackend {
             max_position: model.max_position,
             vocabulary: model.vocabulary,
             input_width: model.input_width,
+            // What embeds reads tokens alone.
+            embeddings: None,
             has_features: model.program.features.is_some(),
             serves_adapters: false,
             chosen,

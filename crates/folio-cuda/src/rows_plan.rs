@@ -30,7 +30,7 @@ pub fn needs(program: &Program, floats: impl Fn(MatrixId) -> bool) -> Vec<Needs>
             Op::Embed { out, .. } => read(out, true),
             Op::RmsNorm { x, .. } | Op::Scale { x, .. } | Op::Copy { x, .. } => read(x, true),
             // What reads it decides.
-            Op::Input { .. } => {}
+            Op::Input { .. } | Op::Merge { .. } => {}
             Op::AddRmsNorm { x, out, .. } | Op::Place { x, out, .. } => {
                 read(x, true);
                 read(out, true);

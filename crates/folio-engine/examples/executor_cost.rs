@@ -78,6 +78,7 @@ impl Backend for Checks {
             max_position: 1 << 14,
             vocabulary: 32_000,
             input_width: 0,
+            embeddings: None,
             serves_adapters: false,
             has_features: false,
             chosen: 0,

@@ -18,7 +18,8 @@ pub struct SchedulerConfig {
     pub max_prefill_tokens_while_decoding: u32,
     /// Prompt and generated tokens of one sequence.
     pub max_model_len: u32,
-    /// Requests, and prompt tokens of theirs, that may wait to be scheduled for the first time.
+    /// Requests, and prompt tokens of theirs, that may wait to be scheduled for the first time. A value of an embedding that a request
+    /// gives counts as a token.
     pub max_queued_requests: u32,
     pub max_queued_tokens: u64,
     /// Most choices of one request.

@@ -21,6 +21,7 @@ mod features;
 use std::sync::Arc;
 
 use folio_kv::BlockCopy;
+use folio_model::program::EmbeddingInput;
 use smallvec::SmallVec;
 
 use crate::guide::{Guide, GuideRef, Restricted};
@@ -218,6 +219,11 @@ impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
 
     fn drafter(&self) -> Option<DrafterModel> {
         Some(self.as_drafter)
+    }
+
+    /// The drafter reads the placeholders.
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
+        self.model.embedding_input()
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {

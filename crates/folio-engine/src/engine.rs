@@ -87,6 +87,7 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         cache_tokens: cache.positions_max(config.max_num_batched_tokens),
         config,
         vocab: parts.vocab,
+        embeddings: parts.executor.embedding_input(),
         block_tokens: kv.block_tokens,
         mailbox: Arc::new(Mailbox::new(limit)),
         tiers: parts.tiers.clone(),

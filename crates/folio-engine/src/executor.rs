@@ -28,6 +28,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use folio_model::backend::{Backend, Batch, BlockCopy, PLACEHOLDER, Span};
+use folio_model::program::EmbeddingInput;
 use folio_model::sampling::Outcome;
 
 use crate::on_device::{ChosenHere, ask, chosen_here, rows, sampled};
@@ -211,6 +212,7 @@ impl ModelExecutor {
                 let token = self.token(plan, *token);
                 self.batch.tokens.push(token);
             }
+            plan.give(first..last, base, &mut self.batch);
             let given = self.rows * self.width..(self.rows + last - first) * self.width;
             self.batch.features.extend_from_slice(&step.features[given]);
             self.rows += last - first;
@@ -551,6 +553,10 @@ fn not_numbers() -> Sampled {
 }
 
 impl Executor for ModelExecutor {
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
+        self.backend.embedding_input()
+    }
+
     fn depth(&self) -> usize {
         if self.samples().is_some() { 2 } else { 1 }
     }

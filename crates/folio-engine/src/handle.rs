@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use folio_kv::{BlockHashes, Holdings, Root, TenantId};
+use folio_model::program::EmbeddingInput;
 use rustc_hash::FxHashMap;
 
 use crate::adapters::{Adapter, AdapterId, AdapterReport};
 use crate::clock::Clock;
 use crate::commands::{CacheCommand, CacheReply};
 use crate::config::SchedulerConfig;
+use crate::embeddings;
 use crate::mailbox::{Mailbox, Phase, Refusal, Submission};
 use crate::request::{CancelFlag, EventSink, Micros, Request, RequestId, SamplingParams};
 use crate::stats::EngineStats;
@@ -89,6 +91,8 @@ pub(crate) struct Shared {
     /// Tokens of one request of each tenant with a quota, and of any other.
     pub quota_tokens: (FxHashMap<TenantId, u64>, u64),
     pub vocab: u32,
+    /// What requests may give in place of embeddings.
+    pub embeddings: Option<EmbeddingInput>,
     pub block_tokens: u32,
     pub mailbox: Arc<Mailbox>,
     /// The nearest first.
@@ -129,13 +133,22 @@ impl EngineHandle {
     /// What identifies the blocks of a prompt, and which of them tiers have. O(prompt), and it may wait for a tier elsewhere, for a
     /// bounded time: not for an event loop.
     pub fn hashes(&self, root: &Root, prompt: &[u32]) -> BlockHashes {
+        let hashes = BlockHashes::new(root, prompt, self.0.shared.block_tokens);
+        self.find_stored(hashes, prompt.len())
+    }
+
+    /// The same of a request, which may give embeddings.
+    pub fn hashes_of(&self, request: &Request) -> BlockHashes {
+        self.find_stored(request.hashes(self.0.shared.block_tokens), request.prompt.len())
+    }
+
+    fn find_stored(&self, hashes: BlockHashes, tokens: usize) -> BlockHashes {
         let shared = &self.0.shared;
-        let hashes = BlockHashes::new(root, prompt, shared.block_tokens);
         if shared.tiers.is_empty() {
             return hashes;
         }
         // The last row must be computed.
-        let most = prompt.len().saturating_sub(1) as u32 / shared.block_tokens;
+        let most = tokens.saturating_sub(1) as u32 / shared.block_tokens;
         let stored = tier::find(&shared.tiers, &hashes, most);
         hashes.with_stored(stored)
     }
@@ -144,18 +157,18 @@ impl EngineHandle {
     pub fn check(&self, request: &Request) -> Result<(), Rejected> {
         let shared = &self.0.shared;
         check(shared, request)?;
-        shared.mailbox.admits(request.prompt.len() as u64).map_err(|refusal| self.rejected(refusal))
+        shared.mailbox.admits(request.queued_tokens()).map_err(|refusal| self.rejected(refusal))
     }
 
     /// Checks a request, hashes its prompt, and hands it to the engine: see [`EngineHandle::submit_hashed`].
     pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<CancelFlag, Rejected> {
         self.check(&request)?;
-        let hashes = self.hashes(&request.root, &request.prompt);
+        let hashes = self.hashes_of(&request);
         self.submit_hashed(request, hashes, sink)
     }
 
     /// Hands a request to the engine, or says why not. From here on the sink gets exactly one `Finished` per choice. `hashes`: those of
-    /// its root and prompt ([`EngineHandle::hashes`]).
+    /// its root, prompt and embeddings ([`EngineHandle::hashes_of`]).
     pub fn submit_hashed(
         &self,
         request: Request,
@@ -164,6 +177,10 @@ impl EngineHandle {
     ) -> Result<CancelFlag, Rejected> {
         let shared = &self.0.shared;
         check(shared, &request)?;
+        if !embeddings::are_hashed(request.embeddings(), hashes.ranges()) {
+            let reason = "are not those that its blocks' hashes were made with".to_owned();
+            return Err(Rejected::Invalid { field: "embeddings", reason });
+        }
         let id = request.id;
         let posted = shared.mailbox.post(Submission { request, hashes, sink }, shared.clock.now());
         posted.map_err(|refusal| self.rejected(refusal))?;
@@ -341,6 +358,8 @@ fn check(shared: &Shared, request: &Request) -> Result<(), Rejected> {
     if needed > quota_tokens {
         return Err(Rejected::LargerThanQuota { needed_tokens: needed as u32, quota_tokens });
     }
+    embeddings::check(request, config.max_model_len, shared.embeddings)
+        .map_err(|reason| Rejected::Invalid { field: "embeddings", reason })?;
     check_sampling(&request.sampling, shared.vocab)
 }
 

@@ -131,7 +131,7 @@ impl Mailbox {
 
     pub fn post(&self, submission: Submission, now: Micros) -> Result<(), Refusal> {
         let mut state = self.lock();
-        let tokens = submission.request.prompt.len() as u64;
+        let tokens = submission.request.queued_tokens();
         if let Some(refusal) = self.refusal(&state, tokens) {
             return Err(refusal);
         }

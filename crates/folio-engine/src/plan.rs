@@ -1,7 +1,7 @@
 //! The data that crosses the seam between bookkeeping and arithmetic: [`StepPlan`] in, [`StepOutput`] out.
 //!
-//! Plain data that can be printed, recorded, replayed and compared. A plan holds no tensor and no reference into the
-//! scheduler.
+//! Plain data that can be printed, recorded, replayed and compared. A plan holds no tensor but the embeddings that a request gave, and no
+//! reference into the scheduler.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,10 +10,12 @@ use std::sync::Arc;
 /// sample. Only in a plan that is begun while that step is under way. Where nothing is followed, with the index of a draft: what a
 /// drafter that is a model proposes in this step ([`DraftPlan`], [`StepOutput::drafts`]).
 pub use folio_model::backend::PLACEHOLDER;
+use folio_model::program::EmbeddingInput;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::adapters::ResidentAdapter;
+use crate::embeddings::EmbeddingRange;
 use crate::guide::GuideRef;
 use crate::request::{SamplingParams, TokenLogprobs};
 
@@ -46,6 +48,10 @@ pub struct SequencePlan {
     pub tokens: SmallVec<[u32; 4]>,
     /// Whose weights its rows use beside the model's. A step has no more than [`crate::SchedulerConfig::max_adapters`] of them.
     pub adapter: Option<ResidentAdapter>,
+    /// Its request's, where rows are of the prompt ([`SequencePlan::give`]).
+    pub embeddings: Option<Arc<[EmbeddingRange]>>,
+    /// How far rows behind those stand from their positions in the sequence, on all axes of rotary embeddings.
+    pub position_shift: i32,
     /// The unfinished step that chooses the token; `None`: it is known.
     pub follows: Option<u64>,
     /// The last so many tokens are drafts: of their rows those are confirmed that follow what was chosen.
@@ -138,6 +144,8 @@ impl SequencePlan {
             first_position: 0,
             tokens: SmallVec::new(),
             adapter: None,
+            embeddings: None,
+            position_shift: 0,
             follows: None,
             drafts: 0,
             drafter: DraftPlan::default(),
@@ -292,6 +300,11 @@ pub trait Executor: Send {
 
     /// The model that it has for drafts, if it has one.
     fn drafter(&self) -> Option<DrafterModel> {
+        None
+    }
+
+    /// What rows may be given in place of the embeddings of their tokens; `None`: nothing.
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
         None
     }
 

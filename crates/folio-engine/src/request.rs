@@ -9,6 +9,7 @@ pub use folio_model::Pooling;
 
 pub use crate::adapters::{AdapterId, RequestAdapter};
 use crate::drafting::Speculation;
+use crate::embeddings::{self, EmbeddingRange};
 use crate::guide::RulesRef;
 use crate::mailbox::{CancelRequest, Mailbox};
 use crate::stats::PerReason;
@@ -50,6 +51,8 @@ pub struct Request {
     pub adapter: Option<RequestAdapter>,
     /// Drafts of its tokens are verified, which changes nothing but the time that they take. `None`: they are not.
     pub speculation: Option<Speculation>,
+    /// What stands in the places of some of the prompt's tokens, in order and apart from each other; `None`: they are all text.
+    pub embeddings: Option<Arc<[EmbeddingRange]>>,
 }
 
 impl Request {
@@ -80,13 +83,29 @@ impl Request {
             pooling: None,
             adapter: None,
             speculation: None,
+            embeddings: None,
         }
     }
 
     /// With what identifies its prompt's blocks. O(prompt): where the request is made, not on the engine's thread.
     pub fn hashed(self, block_tokens: u32) -> (Self, BlockHashes) {
-        let hashes = BlockHashes::new(&self.root, &self.prompt, block_tokens);
+        let hashes = self.hashes(block_tokens);
         (self, hashes)
+    }
+
+    /// The same by itself.
+    pub(crate) fn hashes(&self, block_tokens: u32) -> BlockHashes {
+        let ranges = embeddings::identity(self.embeddings());
+        BlockHashes::with_ranges(&self.root, &self.prompt, block_tokens, ranges)
+    }
+
+    pub(crate) fn embeddings(&self) -> &[EmbeddingRange] {
+        self.embeddings.as_deref().unwrap_or_default()
+    }
+
+    /// What it is counted as where tokens of prompts are that wait: a value of an embedding takes as much memory as a token.
+    pub(crate) fn queued_tokens(&self) -> u64 {
+        self.prompt.len() as u64 + embeddings::in_tokens(self.embeddings())
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct Sequence {
     pub min_tokens: u32,
     /// Most positions ever computed: computing below it again is the cost of preemption.
     pub high_water: u32,
+    /// How far it stands behind its prompt's embeddings from its positions ([`crate::plan::SequencePlan::position_shift`]).
+    pub position_shift: i32,
     /// Microseconds of steps that fall to it since its last event.
     pub us: f32,
     pub restricted: bool,

@@ -377,6 +377,15 @@ fn what_can_never_run_is_refused_at_once() {
         }),
         "adapter"
     );
+    let image = folio_engine::EmbeddingRange {
+        start: 0,
+        len: 1,
+        content: [1; 32],
+        embeddings: [0.5f32; 4].into(),
+        positions: None,
+    };
+    let embeddings = Some([image].into());
+    assert_eq!(field(Request { embeddings, ..request(2, &[1, 2], 1) }), "embeddings");
     assert_eq!(field(request(2, &[], 1)), "prompt");
     assert_eq!(field(request(2, &[29], 1)), "prompt");
     assert_eq!(field(Request { n: 0, ..request(2, &[1], 1) }), "n");

@@ -12,7 +12,7 @@ use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
 use crate::lookup::{CHILDREN_SCANNED, Lookup};
-use crate::nodes::Parent;
+use crate::nodes::{Kind, Parent};
 use crate::stats::QueryStats;
 use crate::table::{BlockTable, Lists};
 use crate::types::{BlockCopy, BlockId, HOLE, Layout, TenantId};
@@ -207,6 +207,9 @@ impl KvCache {
     /// Frees cached tails, among the newest siblings, that say nothing that the full block does not say, if every group has it.
     pub(crate) fn supersede(&mut self, block: BlockId) {
         let node = self.node_of(block);
+        if self.nodes.node(node).kind == Kind::WithPlaceholders {
+            return;
+        }
         if self.others().any(|group| !self.groups[group].config.optional && self.place(group, node).is_none())
         {
             return;
@@ -215,7 +218,7 @@ impl KvCache {
         loop {
             let tokens = self.tokens_of(block);
             let says_nothing = |child: &u32| {
-                let is_tail = *child != node && self.nodes.node(*child).is_tail;
+                let is_tail = *child != node && self.nodes.node(*child).is_tail();
                 is_tail && tokens.starts_with(self.tokens_of(self.block_of(*child)))
             };
             let tail = self.nodes.children(parent).take(CHILDREN_SCANNED).find(says_nothing);
@@ -330,10 +333,12 @@ impl KvCache {
             return self.publish_partial_places(table, last);
         };
         let block = table.lists[0][index];
-        if self.slot(0, block).refs > 1 {
+        let start = index * self.config.block_tokens as usize;
+        // A block with placeholders is found by its hash or not at all.
+        let placeholder = table.hashes.first_placeholder(start as u32, end as u32);
+        if self.slot(0, block).refs > 1 || placeholder.is_some() {
             return;
         }
-        let start = index * self.config.block_tokens as usize;
         let tokens = &tokens[start..end];
         let parent = self.parent(table, index);
         if let Some((sibling, length)) = self.tail_source(parent, tokens, start as u32)

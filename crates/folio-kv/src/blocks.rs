@@ -93,7 +93,7 @@ impl KvCache {
             children: it.children,
             depth: it.depth.into(),
             hits: it.hits.into(),
-            hash: (!it.is_tail).then_some(it.hash),
+            hash: (!it.is_tail()).then_some(it.hash),
         }
     }
 
@@ -223,7 +223,7 @@ impl KvCache {
         it.stats.cached_blocks += 1;
         match group {
             0 => {
-                self.stats.cached_tails += u32::from(self.nodes.node(node).is_tail);
+                self.stats.cached_tails += u32::from(self.nodes.node(node).is_tail());
                 self.policy.on_free(block, &self.meta(block));
             }
             _ => it.cache(block.0),

@@ -37,7 +37,7 @@ use crate::events::Events;
 use crate::group::Group;
 use crate::hash::BlockHashes;
 use crate::lease::Holds;
-use crate::nodes::{Nodes, Parent};
+use crate::nodes::{Kind, Nodes, Parent};
 use crate::policy::{EvictionPolicy, NONE, Retaining};
 use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
@@ -383,6 +383,11 @@ impl KvCache {
         if let (Parent::Root(root), Some(before)) = (parent, index.checked_sub(1)) {
             let before = self.nodes.node(self.node_of(table.lists[0][before])).hash;
             self.nodes.set_behind(&root, before);
+        }
+        let first = index as u32 * self.config.block_tokens;
+        let placeholder = table.hashes.first_placeholder(first, first + self.config.block_tokens);
+        if placeholder.is_some() {
+            self.nodes.node_mut(node).kind = Kind::WithPlaceholders;
         }
         self.publish_block(own, node, tokens);
         self.stats.published_blocks += 1;

@@ -174,7 +174,8 @@ impl KvCache {
         }
         let parent = index.checked_sub(1).and_then(|before| table.hashes.get(table.declared, before as u32));
         let root = table.root();
-        let hash = root.chain_at(index as u32, parent.unwrap_or(&root.hash), self.tokens_of(block));
+        let ranges = table.hashes.ranges();
+        let hash = root.chain_at(index as u32, parent.unwrap_or(&root.hash), self.tokens_of(block), ranges);
         if hash != self.nodes.node(node).hash {
             return fail("has a hash that is not the hash of its chain");
         }
@@ -234,7 +235,7 @@ impl KvCache {
             }
             if let Some(parent) = self.nodes.parent_node(id) {
                 let before = self.nodes.node(parent);
-                if before.is_tail
+                if before.is_tail()
                     || before.tenant != node.tenant
                     || before.depth.saturating_add(1) != node.depth
                 {
@@ -244,14 +245,14 @@ impl KvCache {
                     return fail("is held more often than its parent");
                 }
             }
-            if !node.is_tail && self.nodes.find(&node.hash) != Some(id) {
+            if !node.is_tail() && self.nodes.find(&node.hash) != Some(id) {
                 return fail("is not found by its hash");
             }
             let filled = u32::from(slot.filled);
-            if node.is_tail && (slot.refs > 0 || filled == 0 || filled >= self.config.block_tokens) {
+            if node.is_tail() && (slot.refs > 0 || filled == 0 || filled >= self.config.block_tokens) {
                 return fail("is a tail and held, or of impossible length");
             }
-            if !node.is_tail && filled != self.config.block_tokens {
+            if !node.is_tail() && filled != self.config.block_tokens {
                 return fail("is published and not full");
             }
             let children = self.check_children(Parent::Node(id))?;
@@ -311,7 +312,7 @@ impl KvCache {
                     held.active += 1;
                 } else {
                     cached += 1;
-                    tails += u64::from(slot.node().is_some_and(|node| self.nodes.node(node).is_tail));
+                    tails += u64::from(slot.node().is_some_and(|node| self.nodes.node(node).is_tail()));
                     held.cached += 1;
                 }
             }

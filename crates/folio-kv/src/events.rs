@@ -160,7 +160,7 @@ impl KvCache {
     }
 
     pub(crate) fn record(&mut self, node: u32, stored: bool) {
-        if !self.events.follows(node) || self.nodes.node(node).is_tail {
+        if !self.events.follows(node) || self.nodes.node(node).is_tail() {
             return;
         }
         let event = self.event(node, stored);

@@ -1,10 +1,15 @@
 //! Identity of content: roots and chained block hashes.
 //!
 //! Owns: the exact bytes that are hashed. They are part of every stored format: a change here is a change of the
-//! numerics version in the layout digest. Must never: hash anything a request body controls except token ids.
+//! numerics version in the layout digest. Must never: hash anything a request body controls except token ids, and digests of what
+//! stands in the places of some.
 //!
 //! `root  = H(root_key,  model digest, layout digest, extra)`, every field prefixed by its length (u64 LE)
-//! `block = H(block_key, parent hash, token ids as u32 LE)`
+//! `block = H(block_key, parent hash, token ids as u32 LE, ranges)`
+//!
+//! `ranges`: of each range of placeholders that the block has some of, in order, its content's digest, and as u32 LE where in the block
+//! those begin, at which of the range's, and how many there are. Blocks of one root have one number of tokens, so a block with ranges is as
+//! long as none without.
 //!
 //! `below = H(block_key, hash of the declared prefix's last block)`, the root of a tenant's blocks behind a prefix that an operator
 //! declared to be shared; the declared blocks have the hashes of the tenant that they were computed for.
@@ -16,13 +21,28 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::types::{BlockHash, Declared, Identity, Root, SecretKey, TenantId, TierId};
+use crate::types::{BlockHash, ContentRange, Declared, Identity, Root, SecretKey, TenantId, TierId};
 
 const ROOT_CONTEXT: &str = "folio-kv 2026 root key v1";
 const BLOCK_CONTEXT: &str = "folio-kv 2026 block key v1";
+const POSITIONS_CONTEXT: &str = "folio-kv 2026 positions v1";
 const DATA_CONTEXT: &str = "folio-kv 2026 data key v1";
 /// Blocks of up to this many tokens are hashed from the stack in one call.
 const STACK_TOKENS: usize = 64;
+
+impl ContentRange {
+    /// `len` placeholders from `start` on, at least one, for something with this digest. `positions`: where each stands on three axes, unless
+    /// that is where text would; they are part of what it is. O(positions).
+    pub fn new(start: u32, len: u32, content: [u8; 32], positions: Option<&[[u32; 3]]>) -> Self {
+        let Some(positions) = positions else { return Self { start, len, content } };
+        let mut hasher = blake3::Hasher::new_derive_key(POSITIONS_CONTEXT);
+        hasher.update(&content);
+        for position in positions.as_flattened() {
+            hasher.update(&position.to_le_bytes());
+        }
+        Self { start, len, content: *hasher.finalize().as_bytes() }
+    }
+}
 
 impl Root {
     /// Start of the hash chain of everything that depends on `identity` and a token sequence.
@@ -88,13 +108,50 @@ impl Root {
             .map_or(self.tenant, |declared| declared.tenant)
     }
 
-    /// Hash of block `index`, which holds `tokens`; `parent`: that of the block before, where there is one.
-    pub(crate) fn chain_at(&self, index: u32, parent: &BlockHash, tokens: &[u32]) -> BlockHash {
+    /// Hash of block `index`, which holds `tokens`; `parent`: that of the block before, where there is one. `ranges`: those of the
+    /// sequence.
+    pub(crate) fn chain_at(
+        &self,
+        index: u32,
+        parent: &BlockHash,
+        tokens: &[u32],
+        ranges: &[ContentRange],
+    ) -> BlockHash {
         let parent = self.base(index).unwrap_or(*parent);
-        match self.declared.filter(|declared| index < declared.blocks) {
-            Some(declared) => Root { key: declared.key, declared: None, ..*self }.chain(&parent, tokens),
-            None => self.chain(&parent, tokens),
+        let root = match self.declared.filter(|declared| index < declared.blocks) {
+            Some(declared) => Root { key: declared.key, declared: None, ..*self },
+            None => *self,
+        };
+        let size = tokens.len() as u32;
+        let (first, end) = (index * size, (index + 1) * size);
+        match overlapping(ranges, first, end) {
+            [] => root.chain(&parent, tokens),
+            ranges => root.chain_with(&parent, tokens, first, ranges),
         }
+    }
+
+    /// [`Root::chain`] of a block whose first position is `first`, and which has placeholders of each of `ranges`.
+    fn chain_with(
+        &self,
+        parent: &BlockHash,
+        tokens: &[u32],
+        first: u32,
+        ranges: &[ContentRange],
+    ) -> BlockHash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key.0);
+        hasher.update(&parent.0);
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        for range in ranges {
+            let from = range.start.max(first);
+            let to = range.end().min(first + tokens.len() as u32);
+            hasher.update(&range.content);
+            for number in [from - first, from - range.start, to - from] {
+                hasher.update(&number.to_le_bytes());
+            }
+        }
+        BlockHash(*hasher.finalize().as_bytes())
     }
 
     /// Hash of the block that holds `tokens` after everything `parent` stands for.
@@ -116,6 +173,13 @@ impl Root {
     }
 }
 
+/// Those of `ranges`, which are in order, that have positions in `first .. end`.
+fn overlapping(ranges: &[ContentRange], first: u32, end: u32) -> &[ContentRange] {
+    let from = ranges.partition_point(|range| range.end() <= first);
+    let to = ranges.partition_point(|range| range.start < end);
+    &ranges[from..to.max(from)]
+}
+
 /// What identifies the full blocks of one sequence: their hashes under its root, and where an operator shares the beginning,
 /// also under that root without. Made where a prompt is read, never on the engine's thread; what is generated is hashed when it
 /// is committed. A clone shares the prompt's.
@@ -126,6 +190,8 @@ pub struct BlockHashes {
     own: Chain,
     /// Empty where nothing is shared.
     declared: Chain,
+    /// Placeholders among the tokens, in order and apart from each other.
+    ranges: Arc<[ContentRange]>,
     /// Which blocks each tier had when the prompt was read, or was given since, in order and apart from each other.
     stored: Arc<[Vec<Range<u32>>]>,
 }
@@ -153,17 +219,17 @@ impl Chain {
     }
 
     /// Hashes the full blocks of `tokens` that come after those it has.
-    fn extend(&mut self, root: &Root, tokens: &[u32], block_tokens: u32) {
+    fn extend(&mut self, root: &Root, tokens: &[u32], block_tokens: u32, ranges: &[ContentRange]) {
         for (index, chunk) in tokens.chunks_exact(block_tokens as usize).enumerate().skip(self.len()) {
             let parent = index.checked_sub(1).and_then(|last| self.get(last)).unwrap_or(&root.hash);
-            let hash = root.chain_at(index as u32, parent, chunk);
+            let hash = root.chain_at(index as u32, parent, chunk, ranges);
             self.generated.push(hash);
         }
     }
 
-    fn of_prompt(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
+    fn of_prompt(root: &Root, tokens: &[u32], block_tokens: u32, ranges: &[ContentRange]) -> Self {
         let mut chain = Self::default();
-        chain.extend(root, tokens, block_tokens);
+        chain.extend(root, tokens, block_tokens, ranges);
         Self { prompt: chain.generated.into(), generated: Vec::new() }
     }
 }
@@ -171,10 +237,28 @@ impl Chain {
 impl BlockHashes {
     /// Of the full blocks of `tokens`. O(tokens), once for a root that shares nothing, else twice.
     pub fn new(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
-        let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens);
-        let declared = if root.declared.is_some() { of(root) } else { Chain::default() };
-        let stored = Arc::new([]);
-        Self { root: Arc::new(*root), block_tokens, own: of(&root.own()), declared, stored }
+        Self::with_ranges(root, tokens, block_tokens, Arc::default())
+    }
+
+    /// The same of tokens some of which are placeholders: `ranges`, in order and apart from each other. A prefix that an operator declared
+    /// is text: behind a placeholder in its place nothing is shared.
+    pub fn with_ranges(root: &Root, tokens: &[u32], block_tokens: u32, ranges: Arc<[ContentRange]>) -> Self {
+        let is_text = ranges.first().is_none_or(|range| range.start >= root.declared_blocks() * block_tokens);
+        let root = if is_text { *root } else { root.own() };
+        let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens, &ranges);
+        let declared = if root.declared.is_some() { of(&root) } else { Chain::default() };
+        let (own, stored) = (of(&root.own()), Arc::new([]));
+        Self { root: Arc::new(root), block_tokens, own, declared, ranges, stored }
+    }
+
+    /// Placeholders among the tokens, in order.
+    pub fn ranges(&self) -> &[ContentRange] {
+        &self.ranges
+    }
+
+    /// The first placeholder in positions `first .. end`.
+    pub(crate) fn first_placeholder(&self, first: u32, end: u32) -> Option<u32> {
+        overlapping(&self.ranges, first, end).first().map(|range| range.start.max(first))
     }
 
     /// With what each tier has of them, the nearest tier first: ranges of blocks, in order and apart from each other, each of which can
@@ -259,9 +343,9 @@ impl BlockHashes {
         if self.own.len() == tokens.len() / size as usize {
             return;
         }
-        self.own.extend(&root.own(), tokens, size);
+        self.own.extend(&root.own(), tokens, size, &self.ranges);
         if root.declared.is_some() {
-            self.declared.extend(root, tokens, size);
+            self.declared.extend(root, tokens, size, &self.ranges);
         }
     }
 }
@@ -339,6 +423,77 @@ mod tests {
         }
         let other = one.below(&owner, &tokens[..8], 4);
         assert_ne!(hashes(other)[4..], hashes(a)[4..], "another prefix is another boundary");
+    }
+
+    #[test]
+    fn ranges_of_placeholders_are_part_of_the_blocks_that_they_reach_into() {
+        let root = Root::derive(&identity(&secret()));
+        let tokens: Vec<u32> = (0..20).collect();
+        let hashes = |ranges: &[ContentRange]| {
+            let hashes = BlockHashes::with_ranges(&root, &tokens, 4, ranges.into());
+            let mut grown = BlockHashes::with_ranges(&root, &tokens[..11], 4, ranges.into());
+            (12..=20).for_each(|known| grown.extend(&tokens[..known]));
+            assert!(grown.iter(false).eq(hashes.iter(false)), "hashed at once or as it is generated");
+            hashes.iter(false).copied().collect::<Vec<_>>()
+        };
+        let range = |start, len, content| ContentRange { start, len, content: [content; 32] };
+        let text = hashes(&[]);
+        assert_eq!(text, BlockHashes::new(&root, &tokens, 4).iter(false).copied().collect::<Vec<_>>());
+        let image = hashes(&[range(6, 5, 1)]);
+        assert_eq!(image[0], text[0], "before it");
+        let mut bytes = text[0].0.to_vec();
+        bytes.extend((4u32..8).flat_map(u32::to_le_bytes));
+        bytes.extend([1; 32]);
+        bytes.extend([2u32, 0, 2].into_iter().flat_map(u32::to_le_bytes));
+        assert_eq!(image[1].0, *blake3::keyed_hash(&root.key.0, &bytes).as_bytes());
+        let mut bytes = image[1].0.to_vec();
+        bytes.extend((8u32..12).flat_map(u32::to_le_bytes));
+        bytes.extend([1; 32]);
+        bytes.extend([0u32, 2, 3].into_iter().flat_map(u32::to_le_bytes));
+        assert_eq!(image[2].0, *blake3::keyed_hash(&root.key.0, &bytes).as_bytes());
+        assert_eq!(image[3], root.chain(&image[2], &tokens[12..16]), "behind it the chain alone says so");
+        let others = [
+            hashes(&[range(6, 5, 2)]),
+            hashes(&[range(6, 4, 1)]),
+            hashes(&[range(5, 6, 1)]),
+            hashes(&[range(6, 2, 1), range(8, 3, 1)]),
+            text,
+        ];
+        for other in others {
+            assert!(other[2..].iter().zip(&image[2..]).all(|(other, image)| other != image));
+        }
+        assert_eq!(
+            hashes(&[range(6, 5, 1), range(16, 1, 9)])[..4],
+            image[..4],
+            "what is behind changes nothing"
+        );
+    }
+
+    #[test]
+    fn where_an_image_stands_is_part_of_what_it_is() {
+        let of = |positions: &[[u32; 3]]| ContentRange::new(3, 2, [1; 32], Some(positions));
+        assert_eq!(ContentRange::new(3, 2, [1; 32], None).content, [1; 32]);
+        let grids = [of(&[[3; 3], [3, 3, 4]]), of(&[[3; 3], [3, 4, 3]]), of(&[[3; 3], [4, 4, 4]])];
+        assert!(grids.iter().all(|grid| (grid.start, grid.len) == (3, 2) && grid.content != [1; 32]));
+        assert!(grids[0] != grids[1] && grids[1] != grids[2] && grids[0] != grids[2]);
+        assert_ne!(of(&[[3; 3]]), ContentRange::new(3, 2, [2; 32], Some(&[[3; 3]])));
+    }
+
+    #[test]
+    fn what_an_operator_declared_is_text() {
+        let root = |tenant: u8| {
+            Root::derive(&Identity { tenant: TenantId(tenant.into()), ..identity(&[tenant; 32]) })
+        };
+        let tokens: Vec<u32> = (0..16).collect();
+        let below = root(1).below(&root(9), &tokens[..8], 4);
+        let of = |start| {
+            let range = ContentRange { start, len: 2, content: [5; 32] };
+            BlockHashes::with_ranges(&below, &tokens, 4, [range].into())
+        };
+        assert_eq!(of(7).root(), &below.own());
+        assert_eq!(of(8).root(), &below);
+        assert_eq!(of(8).get(true, 1), BlockHashes::new(&below, &tokens, 4).get(true, 1));
+        assert_ne!(of(8).get(true, 2), BlockHashes::new(&below, &tokens, 4).get(true, 2));
     }
 
     #[test]

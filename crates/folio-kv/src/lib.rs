@@ -70,7 +70,7 @@ pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention
 pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, QueryStats, TenantStats};
 pub use table::BlockTable;
 pub use types::{
-    BlockCopy, BlockHash, BlockId, CacheConfig, GroupConfig, HOLE, Identity, Layout, OutOfBlocks, Root,
-    TenantId, TierId,
+    BlockCopy, BlockHash, BlockId, CacheConfig, ContentRange, GroupConfig, HOLE, Identity, Layout,
+    OutOfBlocks, Root, TenantId, TierId,
 };
 pub use view::{BlockState, BlockView, VIEW_MAX, ViewedNode};

@@ -14,7 +14,7 @@
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::hash::BlockHashes;
-use crate::nodes::{Parent, RUN};
+use crate::nodes::{Kind, Parent, RUN};
 use crate::types::{BlockHash, BlockId, Layout};
 
 /// Children looked at when searching for a shared beginning, newest first.
@@ -173,7 +173,9 @@ impl KvCache {
 
     /// The same, with what follows it of `tokens` to be copied.
     fn with_tail(&self, hashes: &BlockHashes, prefix: Lookup, tokens: &[u32]) -> Lookup {
-        let rest = &tokens[prefix.end as usize..];
+        // Of placeholders tokens say too little.
+        let end = hashes.first_placeholder(prefix.end, tokens.len() as u32);
+        let rest = &tokens[prefix.end as usize..end.map_or(tokens.len(), |end| end as usize)];
         let (tail, length) = self.tail_source(self.continued(hashes, &prefix), rest, prefix.end).unzip();
         Lookup { tail, tail_tokens: length.unwrap_or(0), ..prefix }
     }
@@ -185,7 +187,8 @@ impl KvCache {
         if rest.is_empty() {
             return None;
         }
-        for child in self.nodes.children(parent).take(CHILDREN_SCANNED) {
+        let children = self.nodes.children(parent).take(CHILDREN_SCANNED);
+        for child in children.filter(|child| self.nodes.node(*child).kind != Kind::WithPlaceholders) {
             let tokens = self.tokens_of(self.block_of(child));
             let shared = tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
             if shared > length && self.divides(child, start + shared as u32, start + tokens.len() as u32) {

@@ -45,7 +45,24 @@ pub(crate) struct Node {
     pub depth: u16,
     /// Lookups that found it, up to 255.
     pub hits: u8,
-    pub is_tail: bool,
+    pub kind: Kind,
+}
+
+/// What a node's block of group 0 holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Tokens, as many as there is room for.
+    Full,
+    /// The same, some of them placeholders, of which tokens say too little: nothing of it is copied.
+    WithPlaceholders,
+    /// Fewer tokens, none of them a placeholder.
+    Tail,
+}
+
+impl Node {
+    pub fn is_tail(&self) -> bool {
+        self.kind == Kind::Tail
+    }
 }
 
 const _: () = assert!(size_of::<Node>() == 64);
@@ -90,7 +107,7 @@ impl Nodes {
             children: 0,
             depth: 0,
             hits: 0,
-            is_tail: false,
+            kind: Kind::Full,
         };
         Self {
             nodes: (0..most).map(empty).collect(),
@@ -161,7 +178,7 @@ impl Nodes {
     /// Whether there is such a node, of a full block.
     pub fn is_full(&self, node: u32) -> bool {
         let it = self.node(node);
-        it.parent != NONE && !it.is_tail
+        it.parent != NONE && !it.is_tail()
     }
 
     /// The block of a declared prefix that a root stands behind.
@@ -214,7 +231,7 @@ impl Nodes {
             children: 0,
             depth,
             hits: 0,
-            is_tail: hash.is_none(),
+            kind: if hash.is_some() { Kind::Full } else { Kind::Tail },
         };
         if let Some(hash) = hash {
             self.index.insert(&hash, id);
@@ -246,7 +263,7 @@ impl Nodes {
     /// Forgets a node without children; returns its parent if that has none any more.
     pub fn remove(&mut self, node: u32) -> Option<u32> {
         debug_assert!(self.node(node).first_child == NONE);
-        if !self.node(node).is_tail {
+        if !self.node(node).is_tail() {
             self.index.remove(node, &self.nodes);
         }
         self.unlink(node);

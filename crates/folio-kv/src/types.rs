@@ -62,6 +62,25 @@ pub(crate) struct Declared {
     pub boundary: BlockHash,
 }
 
+/// Tokens that are placeholders: what is computed of them depends on something else, such as an image [vLLM: `PlaceholderRange` and
+/// the `mm_hash` of its item].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContentRange {
+    /// Position of the first.
+    pub start: u32,
+    /// At least 1.
+    pub len: u32,
+    /// Digest of what stands in their places.
+    pub content: [u8; 32],
+}
+
+impl ContentRange {
+    /// The position behind the last.
+    pub fn end(&self) -> u32 {
+        self.start + self.len
+    }
+}
+
 /// What a [`Root`] is derived from.
 #[derive(Clone, Copy)]
 pub struct Identity<'a> {
@@ -72,7 +91,7 @@ pub struct Identity<'a> {
     pub model_digest: &'a [u8; 32],
     /// Digest of the KV layout: dtype, heads, head_dim, block size, numerics version.
     pub layout_digest: &'a [u8; 32],
-    /// Adapter, multimodal content and so on; empty today.
+    /// Whatever else all of the content depends on, such as an adapter; empty where that is nothing.
     pub extra: &'a [u8],
 }
 

@@ -8,8 +8,7 @@ pub use crate::kv_format::KvFormat;
 use std::sync::Arc;
 
 use crate::adapter::Adapter;
-use crate::program::Program;
-use crate::program::{MatrixId, VectorId};
+use crate::program::{EmbeddingInput, MatrixId, Program, VectorId};
 use crate::quant::Encoding;
 use crate::sampling::{Outcome, SampleRow};
 
@@ -234,6 +233,43 @@ pub struct BlockCopy {
 /// still run ([`Backend::begin_and_sample`]). Where none could be chosen, any token.
 pub const PLACEHOLDER: u32 = 1 << 31;
 
+/// Rows `first_row .. first_row + rows` of the batch have embeddings of their own, whatever their tokens are: of `values`, `[_, width]`,
+/// those from number `first` on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowEmbeddings {
+    pub first_row: u32,
+    pub rows: u32,
+    pub first: u32,
+    pub values: Arc<[f32]>,
+}
+
+/// Where rows `first_row .. first_row + rows` of the batch stand on the axes of rotary embeddings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowPositions {
+    pub first_row: u32,
+    pub rows: u32,
+    pub axes: Axes,
+}
+
+/// Positions on three axes: time, height and width.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Axes {
+    /// On all of them so far from their positions in the sequence.
+    Shifted(i32),
+    /// Those of `values` from number `first` on.
+    Each { first: u32, values: Arc<[[u32; 3]]> },
+}
+
+impl RowPositions {
+    /// Of row `row`, which is one of these and is at `position` of its sequence.
+    pub fn at(&self, row: u32, position: u32) -> [u32; 3] {
+        match &self.axes {
+            Axes::Shifted(by) => [position.wrapping_add_signed(*by); 3],
+            Axes::Each { first, values } => values[(first + row - self.first_row) as usize],
+        }
+    }
+}
+
 /// One step's work. Flat vectors, reused between steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
@@ -255,6 +291,10 @@ pub struct Batch {
     pub feature_rows: Vec<u32>,
     /// `[rows, width]`: what each row is given beside its token, of a program that takes that ([`Program::input_width`]).
     pub features: Vec<f32>,
+    /// Rows with embeddings of their own, in order, of a program that takes some ([`Backend::embedding_input`]).
+    pub embeddings: Vec<RowEmbeddings>,
+    /// Rows whose positions on the axes of rotary embeddings are not those in their sequence, in order; likewise.
+    pub positions: Vec<RowPositions>,
     /// Performed before anything else, in list order.
     pub copies: Vec<BlockCopy>,
 }
@@ -266,6 +306,12 @@ impl Batch {
         self.blocks.extend(blocks);
         let blocks_len = self.blocks.len() as u32 - blocks_start;
         self.edits.push(TableEdit { slot, group, start, blocks_start, blocks_len, len: start + blocks_len });
+    }
+
+    /// Where a row, which is at `position` of its sequence, stands on the axes of rotary embeddings.
+    pub fn axes(&self, row: u32, position: u32) -> [u32; 3] {
+        let has = |of: &&RowPositions| (of.first_row..of.first_row + of.rows).contains(&row);
+        self.positions.iter().find(has).map_or([position; 3], |of| of.at(row, position))
     }
 
     /// Empties the batch and keeps its memory.
@@ -284,6 +330,8 @@ impl Batch {
         self.hidden_rows.clear();
         self.feature_rows.clear();
         self.features.clear();
+        self.embeddings.clear();
+        self.positions.clear();
         self.copies.clear();
     }
 }
@@ -392,6 +440,11 @@ pub trait Backend: Send {
     /// Whether batches may have [`Batch::adapters`].
     fn serves_adapters(&self) -> bool {
         false
+    }
+
+    /// What batches may give rows of the loaded program in place of embeddings; `None`: nothing.
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
+        None
     }
 
     /// Runs the program. Returns logits `[batch.logit_rows.len(), vocab]`, row-major, in the order of `logit_rows`.

@@ -4,11 +4,11 @@
 //! reference backend, which judges those that use it. Cost: once per program, and O(rows + changed entries) per step.
 
 use crate::backend::{
-    BackendError, Batch, DType, GroupKind, KvGroup, KvLayout, PLACEHOLDER, Span, TensorView,
+    Axes, BackendError, Batch, DType, GroupKind, KvGroup, KvLayout, PLACEHOLDER, Span, TensorView,
 };
 use crate::program::{
-    AttentionSpec, Buf, DeltaSpec, ExpertGroups, ExpertsSpec, LatentSpec, MatrixId, Op, Program,
-    StateSpaceSpec, VectorId,
+    AttentionSpec, Buf, DeltaSpec, EmbeddingInput, ExpertGroups, ExpertsSpec, LatentSpec, MatrixId, Op,
+    Program, Rope, StateSpaceSpec, VectorId,
 };
 use crate::quant::Encoding;
 use crate::tables::BlockTables;
@@ -87,6 +87,20 @@ impl<L: Loaded> ProgramCheck<'_, L> {
         }
         if self.program.body.iter().filter(|op| matches!(op, Op::Input { .. })).count() > 1 {
             return Err(shape_error("the features", &[], "rows are given them in two places"));
+        }
+        if self.program.body.iter().filter(|op| matches!(op, Op::Merge { .. })).count() > 1 {
+            return Err(shape_error("the embeddings", &[], "rows are given them in two places"));
+        }
+        let wrong = |rope: &&Rope| {
+            let (axes, pairs) = (rope.axes.len(), rope.inv_freq.len());
+            axes > 0 && (axes != pairs || rope.axes.iter().any(|axis| *axis > 2))
+        };
+        if let Some(rope) = self.program.ropes.iter().find(wrong) {
+            return Err(shape_error(
+                "a rotary table",
+                &[rope.inv_freq.len()],
+                "its axes are not one of three each",
+            ));
         }
         self.specs().map_err(|reason| shape_error("attention", &[], reason))
     }
@@ -234,7 +248,7 @@ impl<L: Loaded> ProgramCheck<'_, L> {
                 same("the output's width", self.width(out)?, spec.heads * spec.rank)
             }
             Op::Scale { x, .. } => self.width(x).map(|_| ()),
-            Op::Input { out } => self.width(out).map(|_| ()),
+            Op::Input { out } | Op::Merge { out } => self.width(out).map(|_| ()),
             Op::Place { x, out, first } => {
                 if x == out {
                     return Err("input and output are one buffer".to_owned());
@@ -547,6 +561,8 @@ pub struct BatchCheck<'a> {
     pub vocabulary: usize,
     /// [`Program::input_width`].
     pub input_width: usize,
+    /// [`Backend::embedding_input`](crate::backend::Backend::embedding_input).
+    pub embeddings: Option<EmbeddingInput>,
     /// The program has features to give.
     pub has_features: bool,
     /// [`Backend::serves_adapters`](crate::backend::Backend::serves_adapters).
@@ -593,6 +609,7 @@ impl BatchCheck<'_> {
             let (given, width) = (batch.features.len(), self.input_width);
             return Err(format!("{given} features for {rows} rows, each of which takes {width}"));
         }
+        self.embeddings(batch)?;
         if !batch.feature_rows.is_empty() && !self.has_features {
             return Err("features are wanted, and the program has none".to_owned());
         }
@@ -625,6 +642,48 @@ impl BatchCheck<'_> {
         }
         self.tables.apply(batch, self.pools)?;
         self.spans(batch)
+    }
+
+    /// Embeddings and positions on three axes are of rows that there are, in order, and there are as many.
+    fn embeddings(&self, batch: &Batch) -> Result<(), String> {
+        let (embeddings, positions) = (&batch.embeddings, &batch.positions);
+        if embeddings.is_empty() && positions.is_empty() {
+            return Ok(());
+        }
+        let Some(EmbeddingInput { width, three_axes }) = self.embeddings else {
+            return Err("rows have embeddings of their own, and this backend takes none".to_owned());
+        };
+        if !positions.is_empty() && !three_axes {
+            return Err("rows have positions on three axes, and the model has one".to_owned());
+        }
+        let all = batch.tokens.len();
+        let in_order = |what: &str, rows: &mut dyn Iterator<Item = (u32, u32)>| {
+            let mut next = 0;
+            for (first, rows) in rows {
+                let (first, rows) = (first as usize, rows as usize);
+                if first < next || rows == 0 || first + rows > all {
+                    return Err(format!("{what} of {rows} rows from row {first} on, of {all}"));
+                }
+                next = first + rows;
+            }
+            Ok(())
+        };
+        in_order("embeddings", &mut embeddings.iter().map(|of| (of.first_row, of.rows)))?;
+        in_order("positions", &mut positions.iter().map(|of| (of.first_row, of.rows)))?;
+        for of in embeddings {
+            let (needed, given) = ((of.first as usize + of.rows as usize) * width, of.values.len());
+            if given < needed {
+                return Err(format!("{given} values of embeddings, {needed} are needed"));
+            }
+        }
+        for of in positions {
+            let Axes::Each { first, values } = &of.axes else { continue };
+            let needed = *first as usize + of.rows as usize;
+            if values.len() < needed {
+                return Err(format!("{} positions on three axes, {needed} are needed", values.len()));
+            }
+        }
+        Ok(())
     }
 
     /// The entries of a block table that a span writes are there, are blocks, and nobody else writes them. Of states, so is that which

@@ -206,7 +206,16 @@ pub fn program(
         Some(EmbeddingScale::Number(by)) => Some((by / added) as f32),
         None => (added != 1.0).then_some((1.0 / added) as f32),
     };
-    program.body.extend(scale.map(|by| Op::Scale { x, by }));
+    let (scale, merge) = (scale.map(|by| Op::Scale { x, by }), Some(Op::Merge { out: x }));
+    // Either the table is scaled (Gemma), and what is given in its place is as it is, or whatever the layers begin with.
+    program.body.extend(
+        match config.embedding_scale {
+            Some(EmbeddingScale::RootOfWidth) => [scale, merge],
+            _ => [merge, scale],
+        }
+        .into_iter()
+        .flatten(),
+    );
     if let (Some(inputs), Some(width)) = (&weights.inputs, config.layer_input) {
         let by = rounded((width as f64).sqrt(), encoding) * std::f32::consts::FRAC_1_SQRT_2;
         layer_inputs(config, inputs, &mut program, &buffers, x, by);

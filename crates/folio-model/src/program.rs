@@ -71,6 +71,19 @@ pub struct Rope {
     pub inv_freq: Vec<f32>,
     /// LongRoPE / YaRN attention factor; 1 elsewhere.
     pub scale: f32,
+    /// Of each frequency, which of a row's positions on three axes it is multiplied by (M-RoPE: 0 is time, 1 height, 2 width); empty: for
+    /// all the first. Rows have one position for all three, unless the batch says otherwise
+    /// ([`Batch::positions`](crate::backend::Batch::positions)).
+    pub axes: Vec<u8>,
+}
+
+/// What batches may give rows in place of the embeddings of their tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingInput {
+    /// Values of one embedding.
+    pub width: usize,
+    /// Rows may have positions on three axes ([`Rope::axes`]).
+    pub three_axes: bool,
 }
 
 /// What differs between attention layers.
@@ -397,6 +410,9 @@ impl StateSpaceSpec {
 pub enum Op {
     /// `out[r] = table[token[r]]`
     Embed { table: MatrixId, out: Buf },
+    /// `out[r] = embeddings[r]` of rows that the batch gives an embedding ([`Batch::embeddings`](crate::backend::Batch::embeddings)); others
+    /// stay what they are.
+    Merge { out: Buf },
     /// `out = x * weight / sqrt(mean(x^2) + eps)`
     RmsNorm { x: Buf, weight: VectorId, eps: f32, out: Buf },
     /// `out = W.x + bias`, or `out += W.x + bias` when `add` (the residual stream).
@@ -486,6 +502,15 @@ impl Program {
         input.unwrap_or(0)
     }
 
+    /// What batches may give rows in place of embeddings: where it has an [`Op::Merge`].
+    pub fn embedding_input(&self) -> Option<EmbeddingInput> {
+        let width = self.body.iter().find_map(|op| match op {
+            Op::Merge { out } => self.buffers.get(out.0 as usize).copied(),
+            _ => None,
+        })?;
+        Some(EmbeddingInput { width, three_axes: self.ropes.iter().any(|rope| !rope.axes.is_empty()) })
+    }
+
     /// What its operations keep of positions, and how many values each.
     pub fn states(&self) -> impl Iterator<Item = (StatePlace, usize)> {
         let convolutions = self.convolutions.iter();
@@ -510,6 +535,7 @@ impl Op {
     pub fn reads(&self) -> [Option<Buf>; 3] {
         match *self {
             Op::Embed { .. } | Op::Input { .. } => [None; 3],
+            Op::Merge { out } => [Some(out), None, None],
             Op::RmsNorm { x, .. } | Op::GatedLinear { x, .. } | Op::Scale { x, .. } | Op::Copy { x, .. } => {
                 [Some(x), None, None]
             }
@@ -538,6 +564,7 @@ impl Op {
         match *self {
             Op::Embed { out, .. }
             | Op::Input { out }
+            | Op::Merge { out }
             | Op::Copy { out, .. }
             | Op::Place { out, .. }
             | Op::RmsNorm { out, .. }

@@ -1,6 +1,6 @@
 //! Rotary embeddings: from a configuration to the inverse frequencies of one table.
 //!
-//! Owns: the scaling variants (default, linear, llama3, YaRN, LongRoPE, given factors). Everything is computed in f64 and rounded once.
+//! Owns: the scaling variants (default, linear, llama3, YaRN, LongRoPE, given factors), and the axes of M-RoPE. Everything is computed in f64 and rounded once.
 //! Sources: transformers' `modeling_rope_utils.py`; Llama 3.1's reference code; YaRN, arXiv:2309.00071; LongRoPE,
 //! arXiv:2402.13753. Must never: depend on a request. LongRoPE's two factor sets would otherwise switch with the length
 //! of a sequence, so that tokens already cached would be wrong from one step to the next; here the server's
@@ -22,6 +22,33 @@ pub struct RopeConfig {
     /// Leading dimensions of each head that are rotated; even.
     pub rotary_dim: usize,
     pub scaling: RopeScaling,
+    /// How many frequencies are those of time, of height and of width, where tokens of images have positions on three axes (M-RoPE).
+    /// `None`: there is one axis.
+    pub sections: Option<Sections>,
+}
+
+/// Which frequencies turn by which of three positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sections {
+    /// `mrope_section`: frequencies of time, height and width.
+    pub frequencies: [usize; 3],
+    /// `mrope_interleaved`: they take turns, until those of an axis are used up; what is left is of time (Qwen3-VL, Qwen3.5). Else one
+    /// axis comes behind the other (Qwen2-VL).
+    pub interleaved: bool,
+}
+
+impl Sections {
+    /// The axis of each of `pairs` frequencies.
+    fn axes(&self, pairs: usize) -> Vec<u8> {
+        let [time, height, width] = self.frequencies;
+        let axis = |at: usize| match (self.interleaved, at % 3) {
+            (true, 1) if at < 3 * height => 1,
+            (true, 2) if at < 3 * width => 2,
+            (true, _) => 0,
+            (false, _) => u8::from(at >= time) + u8::from(at >= time + height),
+        };
+        (0..pairs).map(axis).collect()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -145,7 +172,8 @@ impl RopeConfig {
             Some(nested) => parse_scaling(config, nested, family, rotary_dim, max_position)?,
             None => RopeScaling::None,
         };
-        let rope = Self { theta, rotary_dim, scaling };
+        let sections = nested.map(|nested| parse_sections(nested, rotary_dim / 2)).transpose()?.flatten();
+        let rope = Self { theta, rotary_dim, scaling, sections };
         // Whatever the server's length is; only LongRoPE has two tables.
         for table in [rope.table(0), rope.table(usize::MAX)] {
             if !table.inv_freq.iter().chain([&table.scale]).all(|value| value.is_finite()) {
@@ -199,7 +227,8 @@ impl RopeConfig {
                 (base.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), 1.0)
             }
         };
-        Rope { inv_freq: inv_freq.into_iter().map(|freq| freq as f32).collect(), scale: scale as f32 }
+        let axes = self.sections.map_or_else(Vec::new, |sections| sections.axes(inv_freq.len()));
+        Rope { inv_freq: inv_freq.into_iter().map(|freq| freq as f32).collect(), scale: scale as f32, axes }
     }
 }
 
@@ -257,7 +286,8 @@ fn parse_scaling(
         None => nested.size_opt("original_max_position_embeddings", POSITION_MAX)?,
     };
     match kind {
-        "default" => Ok(RopeScaling::None),
+        // What `mrope` names is in `mrope_section`.
+        "default" | "mrope" => Ok(RopeScaling::None),
         "dynamic" if nested.value("alpha").is_some() => {
             Ok(RopeScaling::NtkAlpha { alpha: nested.positive("alpha")? })
         }
@@ -287,6 +317,26 @@ fn parse_scaling(
             supported: "supported: default, linear, llama3, yarn, longrope, proportional".to_owned(),
         }),
     }
+}
+
+/// Of `pairs` frequencies.
+fn parse_sections(nested: Fields<'_>, pairs: usize) -> Result<Option<Sections>> {
+    let Some(list) = nested.list("mrope_section")? else { return Ok(None) };
+    let size = |value: &serde_json::Value| {
+        value.as_u64().filter(|size| *size <= POSITION_MAX as u64).map(|size| size as usize)
+    };
+    let sizes: Option<Vec<usize>> = list.iter().map(size).collect();
+    let Some(Ok(frequencies)) = sizes.map(<[usize; 3]>::try_from) else {
+        return Err(nested.problem("mrope_section", "must hold three numbers: of time, height and width"));
+    };
+    let interleaved = nested.flag("mrope_interleaved")?.unwrap_or(false);
+    let sum: usize = frequencies.iter().sum();
+    // Of those that take turns some may be left, or more be named than there are.
+    if sum != pairs && !interleaved {
+        let problem = format!("is {frequencies:?}, {sum} frequencies of {pairs}");
+        return Err(nested.problem("mrope_section", problem));
+    }
+    Ok(Some(Sections { frequencies, interleaved }))
 }
 
 fn parse_yarn(nested: Fields<'_>, original: usize) -> Result<RopeScaling> {
@@ -340,4 +390,22 @@ fn parse_longrope(
         original_max_position: original,
         attention_factor,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those of Qwen2.5-VL and of Qwen3-VL and 3.5, by transformers' `apply_multimodal_rotary_pos_emb` and `apply_interleaved_mrope`.
+    #[test]
+    fn axes_follow_each_other_or_take_turns() {
+        let axes = |frequencies, interleaved, pairs| Sections { frequencies, interleaved }.axes(pairs);
+        let expected = [vec![0; 16], vec![1; 24], vec![2; 24]].concat();
+        assert_eq!(axes([16, 24, 24], false, 64), expected);
+        let mut expected = vec![0; 32];
+        (1..33).step_by(3).for_each(|at| expected[at] = 1);
+        (2..30).step_by(3).for_each(|at| expected[at] = 2);
+        assert_eq!(axes([11, 11, 10], true, 32), expected);
+        assert_eq!(axes([24, 20, 20], true, 64)[58..], [1, 2, 0, 0, 0, 0], "what is left is of time");
+    }
 }

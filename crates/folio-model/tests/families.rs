@@ -10,6 +10,7 @@ use folio_model::backend::{DType, GroupKind, KvGroup};
 use folio_model::config::{Config, Mixer};
 use folio_model::decoder::kv_layout;
 use folio_model::reference::ReferenceBackend;
+use folio_model::rope::Sections;
 use folio_model::testing::{
     FIXTURES, HYBRIDS, LATENT, LOGIT_TOLERANCE, Runner, check_fixture, fixture, relative_difference,
 };
@@ -389,6 +390,33 @@ fn what_layers_share_and_are_given_is_read_from_the_text_part() {
         config["text_config"]["use_bidirectional_attention"] = json!("vision");
     });
     assert_eq!(logits(vision.path()), expected);
+}
+
+/// Positions on three axes are of tokens of images: texts have one, so what says which frequency turns by which changes nothing for them.
+#[test]
+fn sections_of_rotary_frequencies_are_read_and_leave_texts_alone() {
+    let with = |value: Value, interleaved: Value| {
+        with_config("qwen3", |config| {
+            config["rope_parameters"]["mrope_section"] = value;
+            config["rope_parameters"]["mrope_interleaved"] = interleaved;
+        })
+    };
+    let expected = logits(&fixture("qwen3"));
+    assert_eq!(Checkpoint::open(fixture("qwen3")).unwrap().config().rope.sections, None);
+    for (interleaved, is) in [(json!(true), true), (json!(false), false), (Value::Null, false)] {
+        let copy = with(json!([6, 5, 5]), interleaved);
+        let sections = Checkpoint::open(copy.path()).unwrap().config().rope.sections;
+        assert_eq!(sections, Some(Sections { frequencies: [6, 5, 5], interleaved: is }));
+        assert_eq!(logits(copy.path()), expected);
+    }
+    for (value, named) in [
+        (json!([6, 5]), "three numbers"),
+        (json!([6, 5, "5"]), "three numbers"),
+        (json!([6, 5, 4]), "15 frequencies of 16"),
+    ] {
+        let error = load(with(value, Value::Null).path(), None).expect_err(named).to_string();
+        assert!(error.contains("mrope_section") && error.contains(named), "{error}");
+    }
 }
 
 /// Layers that share keep nothing; those with other heads have a group of their own, even where a window holds every sequence.

@@ -346,8 +346,10 @@ async fn messages_that_are_not_text_are_refused_by_path() {
         (json!({"role": "user", "content": "x", "colour": "red"}), "messages[1].colour"),
         (json!("x"), "messages[1]"),
     ] {
-        refused(client.chat(json!({"messages": [{"role": "user", "content": "a"}, message]})).await, param)
-            .await;
+        let reply = client.chat(json!({"messages": [{"role": "user", "content": "a"}, message]})).await;
+        let says_so = reply.text.contains("images and sounds are not served");
+        assert_eq!(says_so, param.ends_with("image_url"), "{}", reply.text);
+        refused(reply, param).await;
     }
     let sdk = json!({"role": "assistant", "content": "x", "refusal": null, "annotations": [], "audio": null,
         "function_call": null, "tool_calls": null});

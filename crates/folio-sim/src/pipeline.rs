@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
-use folio_engine::Executor;
 use folio_engine::plan::{ExecutorError, PLACEHOLDER, Sampled, StepOutput, StepPlan};
+use folio_engine::{EmbeddingInput, Executor};
 
 /// Up to `depth` steps of `inner` under way, whose choices may be named by steps from the `lag`-th behind them on.
 pub struct Pipeline<E> {
@@ -37,6 +37,10 @@ impl<E: Executor> Executor for Pipeline<E> {
 
     fn lag(&self) -> usize {
         self.lag
+    }
+
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
+        self.inner.embedding_input()
     }
 
     fn begin(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {

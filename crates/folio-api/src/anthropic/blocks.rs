@@ -12,19 +12,18 @@ use serde_json::{Map, Value, json};
 use super::breakpoints::{After, Breakpoints};
 use super::tools;
 use crate::context::Context;
-use crate::error::ApiError;
+use crate::error::{ApiError, NOT_TEXT};
 use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
 use crate::tools::arguments_text;
 
 const NO_SERVER_TOOLS: &str = "this server runs no tools itself";
-const TEXT_ONLY: &str = "the model takes text only";
 
 /// Kinds of blocks that exist at Anthropic's and not here.
 const OTHER_KINDS: &[(&str, &str)] = &[
     ("container_upload", NO_SERVER_TOOLS),
     ("document", "the model takes text only; send the document's text"),
-    ("image", TEXT_ONLY),
+    ("image", NOT_TEXT),
     ("mcp_tool_result", NO_SERVER_TOOLS),
     ("mcp_tool_use", NO_SERVER_TOOLS),
     ("redacted_thinking", "only the server that wrote it can read it; leave it out"),

@@ -8,14 +8,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use serde_json::{Map, Value, json};
 
 use crate::context::RequestLimits;
-use crate::error::ApiError;
+use crate::error::{ApiError, NOT_TEXT};
 use crate::fields::{Fields, Json};
 use crate::hints::Hints;
 use crate::tools::arguments_text;
 
 const KNOWN: &[&str] = &["role", "content", "thinking", "tool_calls", "tool_name", "tool_call_id"];
 const REFUSED: &[(&str, &str)] = &[
-    ("images", "the model takes text only"),
+    ("images", NOT_TEXT),
     ("tool_call_id", "only a message with the role tool answers a call"),
     ("tool_calls", "only a message with the role assistant makes calls"),
     ("tool_name", "only a message with the role tool answers a call"),

@@ -8,7 +8,7 @@ use folio_text::TemplateTools;
 use serde_json::{Map, Value};
 
 use crate::context::RequestLimits;
-use crate::error::ApiError;
+use crate::error::{ApiError, NOT_TEXT};
 use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
 
@@ -16,7 +16,7 @@ const KNOWN: &[&str] =
     &["role", "content", "name", "reasoning_content", "reasoning", "tool_calls", "tool_call_id"];
 const NOT_IN_MESSAGES: &[(&str, &str)] = &[
     ("annotations", "they belong to web search, which is not available"),
-    ("audio", "the model takes text only"),
+    ("audio", NOT_TEXT),
     ("function_call", "use tool_calls"),
     ("refusal", "put the refusal's text into content"),
     ("tool_call_id", "only a message with the role tool answers a call"),
@@ -218,7 +218,7 @@ fn text_part(raw: Json, path: String, hints: &mut Hints) -> Result<String, ApiEr
     let mut part = Fields::of_value(raw, path)?;
     let kind: String = part.require("type")?;
     if kind != "text" {
-        return Err(ApiError::unsupported(part.path(&kind), "the model takes text only"));
+        return Err(ApiError::unsupported(part.path(&kind), NOT_TEXT));
     }
     let text = part.require("text")?;
     hints.finish(part, &["type", "text"], &[])?;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::History;
 use crate::context::RequestLimits;
-use crate::error::ApiError;
+use crate::error::{ApiError, NOT_TEXT};
 use crate::fields::{self, Fields, Json, parse};
 use crate::hints::Hints;
 use crate::tools::flat;
@@ -201,7 +201,7 @@ fn texts(raw: Json, path: String, kinds: &[&str], hints: &mut Hints) -> Result<S
         if !kinds.contains(&kind.as_str()) {
             return Err(ApiError::unsupported(
                 part.path("type"),
-                &format!("'{kind}' is not text, and the model takes text only"),
+                &format!("'{kind}' is not text: {NOT_TEXT}"),
             ));
         }
         let text: String = part.require(if kind == "refusal" { "refusal" } else { "text" })?;

@@ -333,7 +333,8 @@ pub fn load<B: Backend>(backend: &mut B, spec: &Spec, blocks: usize) {
     let norm = load.vector(spec.hidden, 1.0, 0.2);
     let head = Head { x, norm, eps: 1e-5, matrix: embedding, vocab: spec.vocab, softcap: None };
     let inv_freq = (0..spec.rotary).map(|i| 1e4f32.powf(-(i as f32) / spec.rotary as f32)).collect();
-    let ropes = if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0 }] } else { Vec::new() };
+    let ropes =
+        if spec.rotary > 0 { vec![Rope { inv_freq, scale: 1.0, axes: Vec::new() }] } else { Vec::new() };
     let program = Program { buffers, ropes, attention, experts, body, head, ..Program::default() };
     backend.load_program(program, spec.max_rows, spec.max_rows, spec.max_position).expect("a program");
     let group = |window: &Option<u32>| KvGroup {

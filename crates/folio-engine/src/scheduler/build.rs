@@ -96,7 +96,7 @@ impl Scheduler {
                 state.scheduled = true;
                 sequence.timing.scheduled = self.now;
                 self.queued.requests -= 1;
-                self.queued.tokens -= u64::from(state.prompt_len);
+                self.queued.tokens -= state.queued_tokens;
             }
             let mut entry = self.step.take_entry(sequence);
             let mut planned = fill(&mut entry, sequence, granted, step);
@@ -218,6 +218,10 @@ fn fill(entry: &mut SequencePlan, sequence: &mut Sequence, granted: u32, step: u
         entry.samples.clear();
     }
     entry.first_position = from;
+    entry.position_shift = sequence.position_shift;
+    // The request lies far away, and only rows of a prompt need it.
+    let of_prompt = from < sequence.prompt_len;
+    entry.embeddings = if of_prompt { sequence.request.embeddings.clone() } else { None };
     entry.tokens.clear();
     entry.follows = None;
     entry.drafts = 0;

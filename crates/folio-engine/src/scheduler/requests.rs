@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::Scheduler;
 use crate::acceptance::Acceptance;
+use crate::embeddings;
 use crate::guide::GuideRef;
 use crate::plan::TokenHistory;
 use crate::request::{
@@ -24,6 +25,8 @@ use crate::stats::WaitingFor;
 pub(crate) struct RequestState {
     pub deadline: Option<Micros>,
     pub prompt_len: u32,
+    /// What it is counted as while it waits to be scheduled.
+    pub queued_tokens: u64,
     /// Its sequences, one until the prompt is computed.
     pub members: Vec<Slot>,
     /// Choices that have not got their first token, ascending. Empty once the prompt is done.
@@ -54,7 +57,7 @@ impl Scheduler {
     pub(super) fn accept(&mut self, request: Request, hashes: BlockHashes, now: Micros) {
         self.counters.requests_received += 1;
         self.queued.requests += 1;
-        self.queued.tokens += request.prompt.len() as u64;
+        self.queued.tokens += request.queued_tokens();
         self.arrival += 1;
         let rank = Rank {
             class: request.class,
@@ -65,6 +68,7 @@ impl Scheduler {
         let mut state = RequestState {
             deadline: request.deadline,
             prompt_len: request.prompt.len() as u32,
+            queued_tokens: request.queued_tokens(),
             members: Vec::with_capacity(request.n as usize),
             unforked: (0..request.n).collect(),
             sampled: Vec::with_capacity(request.n as usize),
@@ -208,7 +212,7 @@ impl Scheduler {
             }
             if !state.scheduled {
                 self.queued.requests -= 1;
-                self.queued.tokens -= u64::from(state.prompt_len);
+                self.queued.tokens -= state.queued_tokens;
             }
             self.requests.remove(&id);
         }
@@ -262,6 +266,7 @@ fn first_sequence(
         hashes,
         declared: false,
         high_water: 0,
+        position_shift: embeddings::shift_behind(request.embeddings()),
         us: 0.0,
         timing: Timing { arrived: now, ..Timing::default() },
         drafts: Vec::new(),

@@ -124,6 +124,8 @@ impl Head {
         };
         let [embedding, given, normed, normed_given, own] = std::array::from_fn(|_| buffer());
         let x = program.head.x;
+        // Drafts are of tokens alone.
+        program.body.retain(|op| !matches!(op, Op::Merge { .. }));
         // The layer begins behind what makes the residual stream of an embedding.
         let is_beginning = |op: &&Op| matches!(op, Op::Embed { .. } | Op::Scale { .. });
         let beginning = program.body.iter().take_while(is_beginning).count();

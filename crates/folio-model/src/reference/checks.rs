@@ -120,7 +120,7 @@ impl ReferenceBackend {
                         && bias.is_none_or(|bias| self.length(bias) == self.rows(weight))
                 }
                 Op::Scale { x, .. } => self.width(x.0).is_some(),
-                Op::Input { out } => self.width(out.0).is_some(),
+                Op::Input { out } | Op::Merge { out } => self.width(out.0).is_some(),
                 Op::Place { x, out, first } => {
                     x != out
                         && self.width(x.0).zip(self.width(out.0)).is_some_and(|(x, out)| first + x <= out)
@@ -348,6 +348,15 @@ impl ReferenceBackend {
                 "{given} features for {rows} rows that take {width} each, {} rows of features",
                 batch.feature_rows.len()
             ));
+        }
+        let width = self.program.embedding_input().map_or(0, |input| input.width);
+        let embeddings = &batch.embeddings;
+        let fits = embeddings.iter().all(|of| {
+            let [row, rows, first] = [of.first_row, of.rows, of.first].map(|at| at as usize);
+            width > 0 && row + rows <= batch.tokens.len() && (first + rows) * width <= of.values.len()
+        });
+        if !fits {
+            return wrong("embeddings are not those of its rows".to_owned());
         }
         if !batch.adapters.is_empty() && batch.adapters.len() != batch.spans.len() {
             return wrong(format!("{} adapters for {} spans", batch.adapters.len(), batch.spans.len()));

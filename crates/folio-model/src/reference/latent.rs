@@ -46,7 +46,7 @@ impl ReferenceBackend {
             for (row, position) in rows_of(span) {
                 let rotated = |x: &[f32]| {
                     let mut x = apart(x, &spec);
-                    rotate(&mut x, &rope, position);
+                    rotate(&mut x, &rope, batch.axes(row as u32, position as u32));
                     x
                 };
                 let own = &self.buffers[latent][row * spec.key_dim()..][..spec.key_dim()];

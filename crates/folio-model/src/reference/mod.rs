@@ -18,7 +18,7 @@ use cache::Cache;
 
 use crate::adapter::LANES;
 use crate::backend::{Backend, BackendError, Batch, DType, KvLayout, Span, TensorView};
-use crate::program::{Activation, AttentionSpec, Buf, MatrixId, Op, Program, Rope, VectorId};
+use crate::program::{Activation, AttentionSpec, Buf, EmbeddingInput, MatrixId, Op, Program, Rope, VectorId};
 use crate::quant::Encoding;
 
 type Result<T> = std::result::Result<T, BackendError>;
@@ -82,6 +82,15 @@ impl ReferenceBackend {
                     rows.extend_from_slice(self.matrix(table).row(*token as usize));
                 }
                 self.buffers[out.0 as usize] = rows;
+            }
+            Op::Merge { out } => {
+                let width = self.program.buffers[out.0 as usize];
+                let out = &mut self.buffers[out.0 as usize];
+                for given in &batch.embeddings {
+                    let [row, rows, first] = [given.first_row, given.rows, given.first].map(|at| at as usize);
+                    let values = &given.values[first * width..(first + rows) * width];
+                    out[row * width..(row + rows) * width].copy_from_slice(values);
+                }
             }
             Op::RmsNorm { x, weight, eps, out } => {
                 let weight = self.vector(weight);
@@ -271,7 +280,7 @@ impl ReferenceBackend {
                             normalize(head);
                         }
                         if let Some(rope) = &rope {
-                            rotate(head, rope, position);
+                            rotate(head, rope, batch.axes(row as u32, position as u32));
                         }
                         if spec.norm_last {
                             normalize(head);
@@ -402,6 +411,10 @@ impl Backend for ReferenceBackend {
         result?;
         self.head(batch);
         Ok(&self.logits)
+    }
+
+    fn embedding_input(&self) -> Option<EmbeddingInput> {
+        self.program.embedding_input()
     }
 
     fn hidden(&self, row: u32) -> &[f32] {
@@ -535,10 +548,11 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-fn rotate(head: &mut [f32], rope: &Rope, position: usize) {
+fn rotate(head: &mut [f32], rope: &Rope, positions: [u32; 3]) {
     let half = rope.inv_freq.len();
     for i in 0..half {
-        let (sin, cos) = (position as f64 * f64::from(rope.inv_freq[i])).sin_cos();
+        let position = positions[rope.axes.get(i).map_or(0, |axis| usize::from(*axis))];
+        let (sin, cos) = (f64::from(position) * f64::from(rope.inv_freq[i])).sin_cos();
         let (sin, cos) = (sin * f64::from(rope.scale), cos * f64::from(rope.scale));
         let (a, b) = (f64::from(head[i]), f64::from(head[i + half]));
         head[i] = (a * cos - b * sin) as f32;

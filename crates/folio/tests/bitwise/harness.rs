@@ -17,10 +17,10 @@ use folio_cpu::{CpuBackend, CpuOptions};
 use folio_cuda::CudaBackend;
 use folio_engine::plan::{ExecutorError, StepOutput, StepPlan};
 use folio_engine::{
-    AdapterId, AdapterReport, Clock, DrafterModel, Drafters, DraftingExecutor, Event, Executor, Micros,
-    ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _, RulesRef,
-    SamplingParams, Scheduler, SchedulerConfig, Speculation, StepDriver, Tier, TierStats, TransferOrder,
-    find_in_tiers, turn,
+    AdapterId, AdapterReport, Clock, DrafterModel, Drafters, DraftingExecutor, EmbeddingRange, Event,
+    Executor, Micros, ModelExecutor, Pooling, Reads, Report, Request, RequestAdapter, RequestId, Rules as _,
+    RulesRef, SamplingParams, Scheduler, SchedulerConfig, Speculation, StepDriver, Tier, TierStats,
+    TransferOrder, find_in_tiers, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
 use folio_model::Checkpoint;
@@ -37,7 +37,7 @@ use folio_tiers::{DiskConfig, DiskStore, HostStore, Store, StoreTier, WallClock}
 pub use oracle::{Drafter, Oracle, SCRIPTS, Script};
 pub use recorder::{On, Recorder, Setup, runs, windows};
 
-use recorder::{Row, longer, longer_of, options};
+use recorder::{Row, changed, longer, longer_of, options};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const MAX_LEN: u32 = 512;
@@ -142,12 +142,15 @@ pub struct Arrival {
     pub stop: Option<u32>,
     /// Which of [`World::adapters`] it asks for.
     pub adapter: Option<usize>,
+    /// What stands in the places of some of its prompt's tokens.
+    pub embeddings: Option<Arc<[EmbeddingRange]>>,
 }
 
 impl Arrival {
     pub fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
         let (step, brief, rules, pooling) = (0, false, None, None);
-        Self { step, prompt, max_tokens, brief, rules, pooling, sampling: None, stop: None, adapter: None }
+        let (sampling, stop, adapter, embeddings) = (None, None, None, None);
+        Self { step, prompt, max_tokens, brief, rules, pooling, sampling, stop, adapter, embeddings }
     }
 
     /// What becomes of the rows of a prompt.
@@ -230,6 +233,17 @@ pub struct World {
 impl World {
     pub fn new(fixture: &str, setup: Setup, blocks: u32) -> Self {
         Self::of(Recorder::load(fixture, setup, blocks), blocks)
+    }
+
+    /// A fixture whose decoder has another configuration.
+    pub fn changed(
+        fixture: &str,
+        change: impl FnOnce(&mut serde_json::Value),
+        setup: Setup,
+        blocks: u32,
+    ) -> Self {
+        let checkpoint = changed(&folio_model::testing::fixture(fixture), change);
+        Self::of(Recorder::load_tapped(&checkpoint, fixture, setup, blocks, None), blocks)
     }
 
     /// The model of an EAGLE-3 head (`testing::heads`), which proposes drafts for those that want a model's; its KV has `of_head` blocks.
@@ -574,6 +588,7 @@ impl World {
             pooling: arrival.pooling,
             speculation: self.speculation.get(id).cloned(),
             adapter,
+            embeddings: arrival.embeddings.clone(),
             ..Request::new(RequestId(id as u64), TenantId(1), root, prompt, sampling)
         }
     }

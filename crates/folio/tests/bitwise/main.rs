@@ -5,6 +5,7 @@
 
 mod adapters;
 mod device;
+mod embeddings;
 mod exhaustion;
 mod harness;
 mod kept;

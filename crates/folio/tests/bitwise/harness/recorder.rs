@@ -9,7 +9,7 @@ use folio_emulator::Order;
 use folio_engine::plan::{
     ExecutorError, PLACEHOLDER, SamplePlan, Sampled, SequenceId, StepOutput, StepPlan, Want,
 };
-use folio_engine::{Executor, Sampler};
+use folio_engine::{EmbeddingRange, Executor, Sampler};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::adapter::AdapterTargets;
 use folio_model::backend::{Backend, Batch, GroupKind, KvFormat, KvGroup, KvLayout, Span};
@@ -199,6 +199,7 @@ impl Executor for Recorder {
                 tentative_from: sequence.tentative_from().unwrap_or(u32::MAX),
             });
             batch.adapters.push(sequence.adapter.as_ref().map(|adapter| adapter.weights.clone()));
+            sequence.give(0..sequence.tokens.len(), batch.tokens.len(), batch);
             batch.tokens.extend(&sequence.tokens);
             let end = batch.tokens.len() as u32;
             batch.feature_rows.extend(end - sequence.features..end);
@@ -264,9 +265,13 @@ impl Executor for Recorder {
             let confirmed = known + right.count();
             for (i, token) in sequence.tokens[..confirmed].iter().enumerate() {
                 let position = sequence.first_position + i as u32;
-                // With another adapter it is another row.
+                // With another adapter it is another row, and so is one of another image.
                 let adapter = sequence.adapter.as_ref().map_or(0, |adapter| adapter.id.0.get());
-                let row = (position, adapter << 24 | *token, hash(row_of(span.first_row as usize + i)));
+                let of_image = |range: &&EmbeddingRange| (range.start..range.end()).contains(&position);
+                let image = sequence.embeddings.iter().flat_map(|ranges| ranges.iter()).find(of_image);
+                let image = image.map_or(0, |range| u32::from(range.content[0]));
+                let token = adapter << 24 | image << 16 | *token;
+                let row = (position, token, hash(row_of(span.first_row as usize + i)));
                 // A position computed again (after preemption) must give what it gave before.
                 assert_eq!(*seen.entry(position).or_insert(row), row, "recomputed differently");
             }
@@ -337,6 +342,11 @@ pub(super) fn longer(fixture: &str) -> Checkpoint {
 }
 
 pub(super) fn longer_of(folder: &Path) -> Checkpoint {
+    changed(folder, |_| ())
+}
+
+/// The same with another configuration of its decoder.
+pub(super) fn changed(folder: &Path, change: impl FnOnce(&mut serde_json::Value)) -> Checkpoint {
     let what = folder.display();
     let read = |name: &str| {
         std::fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{what}/{name}: {error}"))
@@ -348,6 +358,7 @@ pub(super) fn longer_of(folder: &Path) -> Checkpoint {
         None => &mut config,
     };
     decoder["max_position_embeddings"] = MAX_LEN.into();
+    change(decoder);
     let config = serde_json::to_vec(&config).expect("it was JSON");
     let mut files = vec![("config.json".to_owned(), config)];
     for entry in std::fs::read_dir(folder).expect("a fixture's folder").flatten() {
