@@ -188,6 +188,8 @@ impl Names {
             "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
             "output_norm.weight" => return "model.norm.weight".to_owned(),
             "output.weight" => return "lm_head.weight".to_owned(),
+            "output.scale" => return "lm_head.scale".to_owned(),
+            "output.input_scale" => return "lm_head.input_scale".to_owned(),
             _ => {}
         }
         let known = |name: &str| {
