@@ -233,6 +233,13 @@ impl Names {
             "ffn_down" => "mlp.down_proj",
             "ffn_latent_down" => "mlp.fc1_latent_proj",
             "ffn_latent_up" => "mlp.fc2_latent_proj",
+            // Of the layer behind the last one: a head that drafts, as DeepSeek names it.
+            "nextn.eh_proj" => "eh_proj",
+            "nextn.enorm" => "enorm",
+            "nextn.hnorm" => "hnorm",
+            "nextn.embed_tokens" => "embed_tokens",
+            "nextn.shared_head_head" => "shared_head.head",
+            "nextn.shared_head_norm" => "shared_head.norm",
             other => match (self.router, other) {
                 (Some(router), "ffn_gate_inp") => router,
                 (Some(_), "ffn_gate_exps") => "mlp.experts.gate_proj",
