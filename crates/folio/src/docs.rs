@@ -49,8 +49,8 @@ fn models() -> String {
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";
-    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE without a normalizer, as Llama 2, Mistral and Gemma have it, with the added tokens of \
-            tokenizer_config.json or added_tokens.json. A Unigram model, a normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
+    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE, as Llama 2, Mistral and Gemma have it, and its unigram models, both without a normalizer, with the added tokens of \
+            tokenizer_config.json or added_tokens.json. A normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
     out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Columns are \
             multiples of 32, and so are groups, but for NVFP4's of 16. NVFP4 takes 6 bits a weight in memory, since a scale and that of its \
             matrix become one f32, and 10 on a GPU. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \
