@@ -29,7 +29,9 @@ from make_fixtures import DISTINCT, MARGIN, greedy, randomize
 
 TESTS = make_fixtures.ROOT.parent
 BLOCKS = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS, Q.MXFP4]
-GRIDS = [Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S, Q.IQ1_S, Q.IQ1_M]
+# Not in the mixed model: of a random one they would leave nothing.
+TERNARY = [Q.TQ1_0, Q.TQ2_0]
+RANDOM = [Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S, Q.IQ1_S, Q.IQ1_M, Q.NVFP4]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -77,12 +79,12 @@ class Ggml:
 def scales_at(kind):
     """Offsets of the f16 numbers in a block: random bytes there would mostly be infinite or not numbers."""
     return {Q.Q4_1: [0, 2], Q.Q5_1: [0, 2], Q.Q2_K: [80, 82], Q.Q3_K: [108], Q.Q4_K: [0, 2], Q.Q5_K: [0, 2],
-            Q.Q6_K: [208], Q.MXFP4: []}.get(kind, [0])
+            Q.Q6_K: [208], Q.TQ1_0: [52], Q.TQ2_0: [64], Q.MXFP4: []}.get(kind, [0])
 
 
 def blocks(ggml):
     tensors = {}
-    for kind in BLOCKS:
+    for kind in BLOCKS + TERNARY:
         rng = np.random.default_rng(int(kind))
         block, size = gguf.GGML_QUANT_SIZES[kind]
         count = 3 if block == 256 else 8
@@ -94,15 +96,15 @@ def blocks(ggml):
         both = np.concatenate([quantized, noise]).reshape(-1)
         tensors[f"{kind.name}.bytes"] = both
         tensors[f"{kind.name}.values"] = ggml.dequantize(both, kind)
-    # Random ones only: ggml wants the importance of weights for what is better.
-    for kind in GRIDS:
+    # Random ones only: ggml wants the importance of weights for what is better, and of NVFP4 all bytes are numbers.
+    for kind in RANDOM:
         rng = np.random.default_rng(int(kind))
         noise = rng.integers(0, 256, (6, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
         d = (rng.standard_normal((6, 1)) / 16).astype(np.float16)
         if kind == Q.IQ1_M:
             words, shifts = noise[:, 48:].view(np.uint16), np.array([0, 4, 8, 12], dtype=np.uint16)
             words[:] = words & 0x0FFF | (d.view(np.uint16) >> shifts & 15) << 12
-        else:
+        elif kind != Q.NVFP4:
             noise[:, :2] = d.view(np.uint8)
         tensors[f"{kind.name}.bytes"] = noise.reshape(-1)
         tensors[f"{kind.name}.values"] = ggml.dequantize(noise.reshape(-1), kind)

@@ -79,6 +79,13 @@ impl Bench {
             BlockFormat::Q2_K => &[80, 82],
             BlockFormat::Q3_K => &[108],
             BlockFormat::Q6_K => &[208],
+            BlockFormat::TQ1_0 => &[52],
+            BlockFormat::TQ2_0 => &[64],
+            BlockFormat::NVFP4 => {
+                // 2^-6, which is halved.
+                self.supply.chunks_exact_mut(format.bytes()).for_each(|block| block[..4].fill(8));
+                return;
+            }
             _ if format.ggml_type().is_none() => {
                 for block in self.supply.chunks_exact_mut(format.bytes()) {
                     // Zeros are at most 16; 0x7f is no number of FP8.

@@ -101,7 +101,10 @@ fn tame(format: BlockFormat, block: &mut [u8], random: &mut Bytes) {
         }
         BlockFormat::Q3_K => scale(108, block),
         BlockFormat::Q6_K => scale(208, block),
+        BlockFormat::TQ1_0 => scale(52, block),
+        BlockFormat::TQ2_0 => scale(64, block),
         BlockFormat::MXFP4 => block[0] = 120 + block[0] % 8,
+        BlockFormat::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale = 0x10 + *scale % 32),
         BlockFormat::IQ1_M => {
             // Four bits of the scale in each of four words.
             for (word, bits) in [0u8, 0, 4, 2].into_iter().enumerate() {

@@ -14,10 +14,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Backend, DType, KvLayout, TensorView};
+use crate::backend::{Backend, KvLayout, TensorView};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Taps;
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::loader::LoadOptions;
 use crate::program::MatrixId;
 use crate::quant::Encoding;
@@ -65,7 +65,7 @@ pub(crate) fn bytes_of(checkpoint: &Checkpoint, spec: &TensorSpec) -> Result<u64
     Ok((values * checkpoint.tensor(spec)?.encoding.bytes_per_value()) as u64)
 }
 
-/// Plain tensors stacked along rows, of each all columns or some.
+/// Tensors stacked along rows, of each all columns or some. What is quantized is cut between its blocks; an error names what cannot be.
 pub(crate) fn load_matrix(
     checkpoint: &Checkpoint,
     backend: &mut dyn Backend,
@@ -78,12 +78,20 @@ pub(crate) fn load_matrix(
         let tensor = checkpoint.tensor(spec)?;
         let values = tensor.read()?;
         let (all, range) = (spec.shape[1], columns.clone().unwrap_or(0..spec.shape[1]));
-        let size = tensor.encoding.plain().map_or(0, DType::size);
         let bytes: Vec<u8> = match range.len() == all {
             true => values.bytes.into_owned(),
             false => {
-                let rows = values.bytes.chunks_exact(all * size);
-                rows.flat_map(|row| &row[range.start * size..range.end * size]).copied().collect()
+                let [row, start, end] = [all, range.start, range.end].map(|to| tensor.encoding.bytes(to));
+                let (Some(row), Some(start), Some(end)) = (row, start, end) else {
+                    let (file, name) = checkpoint.stored_as(&spec.name)?;
+                    let problem = format!(
+                        "is {}, whose blocks do not end at columns {} and {}",
+                        tensor.encoding, range.start, range.end
+                    );
+                    let (file, tensor) = (file.to_owned(), name.to_owned());
+                    return Err(ModelError::Tensor { file, tensor, problem });
+                };
+                values.bytes.chunks_exact(row).flat_map(|row| &row[start..end]).copied().collect()
             }
         };
         parts.push((tensor.encoding, [spec.shape[0], range.len()], bytes));

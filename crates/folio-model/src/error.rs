@@ -50,7 +50,7 @@ pub enum ModelError {
     #[error("{file}: tensor `{tensor}` has shape {found:?}, expected {expected:?} from {settings}")]
     Shape { file: String, tensor: String, found: Vec<usize>, expected: Vec<usize>, settings: &'static str },
     #[error(
-        "{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32, those that a quantization_config in config.json describes and, in GGUF files, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, IQ4_NL, MXFP4"
+        "{file}: tensor `{tensor}` has dtype {found}; supported weight dtypes: BF16, F16, F32, those that a quantization_config in config.json describes and, in GGUF files, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, IQ4_NL, TQ1_0, TQ2_0, MXFP4, NVFP4"
     )]
     DType { file: String, tensor: String, found: String },
     #[error("{file}: tensor `{tensor}` {problem}")]

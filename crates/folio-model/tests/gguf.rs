@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::gguf::{on_disk, path_in};
 use folio_model::Checkpoint;
 use folio_model::config::Mixer;
-use folio_model::quant::{BlockFormat, Encoding};
+use folio_model::quant::{BlockFormat, Encoding, MXFP4_VALUES, nvfp4_scale};
 use folio_model::reference::ReferenceBackend;
 use folio_model::rope::RopeScaling;
 use folio_model::testing::gguf::{Writer, as_gguf, gguf_of};
@@ -45,14 +45,66 @@ fn blocks_compute_what_their_values_compute() {
     let specs = folio_model::weights::weight_specs(checkpoint.config());
     let tensors = specs.iter().flat_map(|weight| &weight.parts).map(|part| checkpoint.tensor(part).unwrap());
     let encodings: Vec<Encoding> = tensors.map(|tensor| tensor.encoding).collect();
-    // Those are made with an importance matrix, which ggml's Python has not: `quant/blocks.safetensors` has values of them.
-    let by_importance = |format: &BlockFormat| {
-        let name = format!("{format:?}");
-        ["IQ1", "IQ2", "IQ3"].iter().any(|begin| name.starts_with(begin))
-    };
-    for format in BlockFormat::of_ggml().filter(|format| !by_importance(format)) {
+    // i-quants are made with an importance matrix, which ggml's Python has not, and ternary values would leave nothing of a random model:
+    // `quant/blocks.safetensors` has values of these.
+    let elsewhere = |format: &BlockFormat| format.iq_values().is_some() || *format == BlockFormat::NVFP4;
+    for format in BlockFormat::of_ggml().filter(|format| !elsewhere(format)) {
         assert!(encodings.contains(&Encoding::Block(format)), "{format:?} is not in the file");
     }
+}
+
+/// The number beside a matrix is part of its scales, and that of its inputs is read past.
+#[test]
+fn numbers_beside_nvfp4_multiply_its_scales() {
+    // Query, key and value are of one matrix, whose rows are in llama.cpp's order.
+    let with = |kind: u32, of_q: &[u8], of_k_and_v: &[u8]| {
+        let mut writer = as_gguf("llama3");
+        for (name, bytes) in [("attn_q", of_q), ("attn_k", of_k_and_v), ("attn_v", of_k_and_v)] {
+            let mut tensors = writer.tensors.iter_mut();
+            let tensor = tensors.find(|(stored, ..)| *stored == format!("blk.0.{name}.weight")).unwrap();
+            assert_eq!(tensor.1[0], 64);
+            (tensor.2, tensor.3) = (kind, bytes[..bytes.len() / 64 * tensor.1[1] as usize].to_vec());
+        }
+        writer
+    };
+    let load = |writer: Writer| {
+        let disk = on_disk(&writer.finish());
+        Checkpoint::open(path_in(&disk)).map(|checkpoint| logits(&checkpoint, None))
+    };
+    let byte = |i: u32| if i % 36 < 4 { 0x18 + (i % 11) as u8 } else { (37 * i + i / 36) as u8 };
+    let blocks: Vec<u8> = (0..64 * 36).map(byte).collect();
+    let values = |number: f32| {
+        let mut values: Vec<f32> = Vec::new();
+        for block in blocks.chunks_exact(36) {
+            let (scales, codes) = block.split_at(4);
+            for (scale, codes) in scales.iter().zip(codes.chunks_exact(8)) {
+                let d = nvfp4_scale(*scale) * number;
+                let value = |code: u8| d * f32::from(MXFP4_VALUES[usize::from(code)]);
+                values.extend(codes.iter().map(|byte| value(byte & 15)));
+                values.extend(codes.iter().map(|byte| value(byte >> 4)));
+            }
+        }
+        values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let beside = |name: &str, shape: &[usize], bytes: &[u8]| {
+        with(40, &blocks, &blocks).tensor(&format!("blk.0.attn_q.{name}"), shape, 0, bytes)
+    };
+    let own = values(1.0);
+    assert_eq!(load(with(40, &blocks, &blocks)).unwrap(), load(with(0, &own, &own)).unwrap());
+    let file = beside("scale", &[1], &0.0371f32.to_le_bytes());
+    let file = file.tensor("blk.0.attn_q.input_scale", &[1], 0, &0.5f32.to_le_bytes());
+    assert_eq!(load(file).unwrap(), load(with(0, &values(0.0371), &own)).unwrap());
+
+    for (shape, bytes, what) in
+        [([1], f32::NAN.to_le_bytes().to_vec(), "NaN"), ([3], vec![0; 12], "3 numbers")]
+    {
+        let error = load(beside("scale", &shape, &bytes)).unwrap_err().to_string();
+        assert!(error.contains("`blk.0.attn_q.scale`") && error.contains(what), "{error}");
+    }
+    // Of another format there is no such number.
+    let disk = on_disk(&as_gguf("llama3").tensor("blk.0.attn_q.scale", &[1], 0, &[0; 4]).finish());
+    let error = common::load(&path_in(&disk), None).unwrap_err().to_string();
+    assert!(error.contains("`blk.0.attn_q.scale`"), "{error}");
 }
 
 /// The loaded model is named after the encoding of most of its bytes, and the digest depends on the encoding.

@@ -219,8 +219,8 @@ fn models_that_are_not_served_are_named() {
 
 #[test]
 fn tensors_are_named_as_the_file_names_them() {
-    let ternary = as_gguf("qwen3").retype("blk.1.ffn_down.weight", 34);
-    assert_names(&refusal(&ternary.finish()), &["model.gguf", "`blk.1.ffn_down.weight`", "TQ1_0", "Q4_0"]);
+    let sums = as_gguf("qwen3").retype("blk.1.ffn_down.weight", 15);
+    assert_names(&refusal(&sums.finish()), &["model.gguf", "`blk.1.ffn_down.weight`", "Q8_K", "Q4_0"]);
     let norm = as_gguf("qwen3").reshape("blk.0.attn_norm.weight", &[24]);
     assert_names(&refusal(&norm.finish()), &["`blk.0.attn_norm.weight`", "[24]", "[48]", "its metadata"]);
     let blocks = as_gguf("qwen3").retype("output_norm.weight", 2).reshape("output_norm.weight", &[32]);

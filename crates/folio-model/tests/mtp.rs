@@ -2,13 +2,16 @@
 
 mod common;
 
+use common::gguf::{on_disk, path_in};
 use common::tensors::{File, Stored};
 use folio_model::Checkpoint;
 use folio_model::draft_head::DraftHead;
 use folio_model::mtp::Head;
 use folio_model::reference::ReferenceBackend;
-use folio_model::testing::heads::{PUBLISHED_WITH_MTP, WITH_MTP, with_mtp};
-use folio_model::testing::{fixture, quantized};
+use folio_model::testing::gguf::{Writer, gguf_of};
+use folio_model::testing::heads::{PUBLISHED_WITH_MTP, WITH_MTP, check_mtp_of, logits_of_mtp, with_mtp};
+use folio_model::testing::{LOGIT_TOLERANCE, fixture, quantized};
+use half::{bf16, f16};
 use serde_json::Value;
 
 /// A fixture after such changes.
@@ -156,6 +159,94 @@ fn shapes_are_those_of_the_model() {
     let what =
         refusal("mimo", |file| file.get("model.mtp_layers.0.self_attn.k_proj.weight").shape = vec![48, 32]);
     assert_names(&what, &["model.mtp_layers.0.self_attn.k_proj.weight", "[48, 32]", "[32, 48]"]);
+}
+
+/// A fixture with its head as llama.cpp's converter writes it: the head's layer is counted among the model's.
+fn as_gguf(name: &str, architecture: &str) -> Writer {
+    let folder = common::copy(&with_mtp(name));
+    let path = folder.path().join("config.json");
+    let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let last = settings["num_hidden_layers"].as_u64().unwrap();
+    settings["num_hidden_layers"] = (last + 1).into();
+    if let Some(types) = settings.get_mut("layer_types").and_then(Value::as_array_mut) {
+        types.push("full_attention".into());
+    }
+    std::fs::write(&path, settings.to_string()).unwrap();
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    let layer = format!("model.layers.{last}.");
+    let tensors = std::mem::take(&mut file.tensors).into_iter();
+    file.tensors = tensors.map(|(name, stored)| (name.replace("mtp.layers.0.", &layer), stored)).collect();
+    file.write();
+    let checkpoint = Checkpoint::open(folder.path()).expect("a model with a layer more");
+    let mut writer = gguf_of(&checkpoint).u32(&format!("{architecture}.nextn_predict_layers"), 1);
+    for (name, stored) in &file.tensors {
+        let part = name.strip_prefix("mtp.").or(name.strip_prefix(&layer));
+        let part = match part.and_then(|part| part.strip_suffix(".weight")) {
+            Some("fc" | "eh_proj") => "eh_proj",
+            Some("pre_fc_norm_embedding" | "enorm") => "enorm",
+            Some("pre_fc_norm_hidden" | "hnorm") => "hnorm",
+            Some("norm" | "shared_head.norm") => "shared_head_norm",
+            Some("shared_head.head") => "shared_head_head",
+            Some("embed_tokens") => "embed_tokens",
+            _ => continue,
+        };
+        let name = format!("blk.{last}.nextn.{part}.weight");
+        writer = match stored.shape.len() {
+            1 => {
+                // What is added to one is stored with the one.
+                let value =
+                    |half: &[u8; 2]| bf16::from_le_bytes(*half).to_f32() + checkpoint.config().norm_offset;
+                let values = stored.bytes.as_chunks().0.iter().map(value);
+                writer.tensor(
+                    &name,
+                    &stored.shape,
+                    0,
+                    &values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>(),
+                )
+            }
+            _ => writer.tensor(&name, &stored.shape, 30, &stored.bytes),
+        };
+    }
+    writer
+}
+
+/// Held to the same reference as the folders that they were.
+#[test]
+fn a_gguf_file_has_the_head_of_the_folder() {
+    for (name, architecture) in [("qwen", "qwen3"), ("deepseek_v3", "deepseek2"), ("qwen3_next", "qwen3next")]
+    {
+        let disk = on_disk(&as_gguf(name, architecture).finish());
+        let file = Checkpoint::open(path_in(&disk)).expect("a model");
+        check_mtp_of(name, &file, ReferenceBackend::new, LOGIT_TOLERANCE);
+    }
+}
+
+#[test]
+fn a_projection_in_blocks_is_cut_between_them() {
+    let codes: Vec<i8> = (0..32 * 64).map(|i: i32| (i * 37 % 251 - 125) as i8).collect();
+    let with = |kind: u32, bytes: Vec<u8>| {
+        let mut writer = as_gguf("qwen3_next", "qwen3next");
+        let mut tensors = writer.tensors.iter_mut();
+        let tensor = tensors.find(|(name, ..)| name.ends_with(".nextn.eh_proj.weight")).expect("a head");
+        (tensor.2, tensor.3) = (kind, bytes);
+        let disk = on_disk(&writer.finish());
+        logits_of_mtp(&Checkpoint::open(path_in(&disk)).expect("a model"), ReferenceBackend::new())
+    };
+    let d = f16::from_f32(0.01);
+    let blocks = codes
+        .chunks(32)
+        .flat_map(|codes| d.to_le_bytes().into_iter().chain(codes.iter().map(|code| *code as u8)));
+    let values = codes.iter().flat_map(|code| (d.to_f32() * f32::from(*code)).to_le_bytes());
+    assert_eq!(with(8, blocks.collect()), with(0, values.collect()));
+
+    // 96 columns are three blocks, and halves of 48 are not whole ones.
+    let mut writer = as_gguf("qwen", "qwen3");
+    let mut tensors = writer.tensors.iter_mut();
+    let tensor = tensors.find(|(name, ..)| name.ends_with(".nextn.eh_proj.weight")).expect("a head");
+    (tensor.2, tensor.3) = (8, vec![0; 48 * 3 * 34]);
+    let disk = on_disk(&writer.finish());
+    let error = Head::open(&Checkpoint::open(path_in(&disk)).expect("a model")).err().expect("refused");
+    assert_names(&error.to_string(), &["nextn.eh_proj.weight", "Q8_0", "halves"]);
 }
 
 fn copied(stored: &Stored) -> Stored {

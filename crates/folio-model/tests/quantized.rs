@@ -142,6 +142,144 @@ fn the_parts_of_a_matrix_are_one_tensor_to_everybody_else() {
     assert!(!checkpoint.tensor_names().any(|name| name.ends_with("bias")));
 }
 
+/// The config.json of a folder after changes.
+fn set_config(folder: &std::path::Path, change: impl FnOnce(&mut Value)) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// As transformers keeps them: each expert's gates and what they gate, and all experts, in one tensor with its scales.
+#[test]
+fn experts_in_fp8_may_be_one_tensor() {
+    const TALL: usize = 32;
+    let folder = copy(&quantized("fp8_delta"));
+    set_config(folder.path(), |config| {
+        config["quantization_config"]["weight_block_size"] = json!([TALL, 128]);
+    });
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    // Blocks of 128 rows are four of these.
+    let rows_of: std::collections::BTreeMap<String, usize> = file
+        .tensors
+        .iter()
+        .map(|(name, stored)| (name.clone(), stored.shape.first().copied().unwrap_or(0)))
+        .collect();
+    for (name, scales) in &mut file.tensors {
+        let Some(weight) = name.strip_suffix("_scale_inv") else { continue };
+        let (down, across) = (rows_of[weight].div_ceil(TALL), scales.shape[1]);
+        let row = |block: usize| scales.bytes[block * TALL / 128 * 4 * across..][..4 * across].to_vec();
+        (scales.bytes, scales.shape) = ((0..down).flat_map(row).collect(), vec![down, across]);
+    }
+    let part =
+        |layer: usize, expert: usize, of: &str| format!("model.layers.{layer}.mlp.experts.{expert}.{of}");
+    let layers = (0..).take_while(|layer| rows_of.contains_key(&part(*layer, 0, "down_proj.weight"))).count();
+    let experts =
+        (0..).take_while(|expert| rows_of.contains_key(&part(0, *expert, "down_proj.weight"))).count();
+    assert!(layers > 0 && experts > 1);
+    for layer in 0..layers {
+        for (stored, of) in
+            [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"][..])]
+        {
+            for (suffix, of_suffix) in [("", ".weight"), ("_scale_inv", ".weight_scale_inv")] {
+                let mut all = Stored { dtype: String::new(), shape: vec![experts, 0, 0], bytes: Vec::new() };
+                for (expert, name) in
+                    (0..experts).flat_map(|expert| of.iter().map(move |name| (expert, name)))
+                {
+                    let name = part(layer, expert, &format!("{name}{of_suffix}"));
+                    let one = file.tensors.remove(&name).unwrap();
+                    all.shape = vec![experts, of.len() * one.shape[0], one.shape[1]];
+                    (all.dtype, all.bytes) = (one.dtype, [all.bytes, one.bytes].concat());
+                }
+                file.tensors.insert(format!("model.layers.{layer}.mlp.experts.{stored}{suffix}"), all);
+            }
+        }
+    }
+    file.write();
+    assert_eq!(common::logits(folder.path()), common::logits(&quantized("fp8_delta")));
+    let lost = "model.layers.0.mlp.experts.gate_up_proj_scale_inv";
+    file.tensors.remove(lost);
+    file.write();
+    let error = Checkpoint::open(folder.path()).err().expect("refused").to_string();
+    assert!(error.contains(lost) && error.contains("missing"), "{error}");
+}
+
+/// Llama 4 as Meta publishes it in FP8: experts are turned, and rows have scales.
+#[test]
+fn turned_experts_have_a_scale_for_each_row() {
+    let folder = copy_of("llama4_text");
+    // Rows of whole blocks.
+    set_config(folder.path(), |config| {
+        (config["hidden_size"], config["intermediate_size"]) = (64.into(), 32.into());
+    });
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    let mut random = common::Random(5);
+    for stored in file.tensors.values_mut() {
+        for size in &mut stored.shape {
+            *size = match *size {
+                40 => 64,
+                20 => 32,
+                size => size,
+            };
+        }
+        let value =
+            |random: &mut common::Random| half::bf16::from_f32(random.below(2001) as f32 / 5000.0 - 0.2);
+        let count: usize = stored.shape.iter().product();
+        stored.bytes = (0..count).flat_map(|_| value(&mut random).to_le_bytes()).collect();
+    }
+    let whole: Vec<String> = file.tensors.keys().cloned().collect();
+    let mut plain = Vec::new();
+    for name in whole {
+        let experts = name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj");
+        if !experts && !name.contains(".shared_expert.") {
+            continue;
+        }
+        let stored = file.get(&name);
+        let shape = stored.shape.clone();
+        // Of experts the last is the row, of other matrices the first.
+        let (matrices, rows) = if experts { (shape[0], shape[2]) } else { (1, shape[0]) };
+        let of_matrix = shape.iter().product::<usize>() / matrices;
+        let scales: Vec<f32> = (0..matrices * rows).map(|_| (1 + random.below(97)) as f32 / 3e4).collect();
+        let codes: Vec<u8> = (0..matrices * of_matrix)
+            .map(|_| random.below(0x7f) as u8 | (random.below(2) as u8) << 7)
+            .collect();
+        let values = codes.iter().enumerate().flat_map(|(at, code)| {
+            let (matrix, within) = (at / of_matrix, at % of_matrix);
+            let row = if experts { within % rows } else { within / (of_matrix / rows) };
+            let value = folio_model::quant::e4m3_in_256ths(*code).to_f32() * 256.0;
+            (scales[matrix * rows + row] * value).to_le_bytes()
+        });
+        plain.push((
+            name.clone(),
+            Stored { dtype: "F32".to_owned(), shape: shape.clone(), bytes: values.collect() },
+        ));
+        (stored.dtype, stored.bytes) = ("F8_E4M3".to_owned(), codes);
+        let shape = match (experts, name.ends_with("gate_up_proj")) {
+            (true, true) => vec![matrices, 1, rows],
+            (true, false) => vec![matrices, rows, 1],
+            (false, _) => vec![rows, 1],
+        };
+        let bytes = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        file.tensors.insert(format!("{name}_scale"), Stored { dtype: "F32".to_owned(), shape, bytes });
+    }
+    file.write();
+    set_config(folder.path(), |config| {
+        config["quantization_config"] = json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]});
+    });
+    let found = common::logits(folder.path());
+    // `fp8` has no scales of rows.
+    set_config(folder.path(), |config| config["quantization_config"] = json!({"quant_method": "fp8"}));
+    let error = Checkpoint::open(folder.path()).err().expect("refused").to_string();
+    assert!(error.contains("experts") && error.contains("fbgemm_fp8"), "{error}");
+    set_config(folder.path(), |config| config["quantization_config"] = Value::Null);
+    for (name, stored) in plain {
+        file.tensors.remove(&format!("{name}_scale"));
+        file.tensors.insert(name, stored);
+    }
+    file.write();
+    assert_eq!(found, common::logits(folder.path()));
+}
+
 /// Older checkpoints of ModelOpt say in a file of their own how they are quantized; the tensors say which module is how.
 #[test]
 fn modelopt_says_it_in_either_file() {

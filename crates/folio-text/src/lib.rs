@@ -27,6 +27,7 @@ mod template;
 mod token_cache;
 mod tokenizer;
 mod tools;
+mod unigram;
 pub mod work;
 
 pub use detokenizer::{DetokenizeOptions, Detokenizer};

@@ -1,6 +1,7 @@
-//! Sentencepiece's BPE: neighbours are merged into the token of the highest score until nothing can be merged.
+//! Sentencepiece's tokenizers. BPE: neighbours are merged into the token of the highest score until nothing can be merged; of unigram models the
+//! best way to write a text ([`unigram`](crate::unigram)).
 //!
-//! The algorithm is sentencepiece's (`bpe_model.cc`) as llama.cpp applies it (`llm_tokenizer_spm`): ties go to the left;
+//! The algorithm of BPE is sentencepiece's (`bpe_model.cc`) as llama.cpp applies it (`llm_tokenizer_spm`): ties go to the left;
 //! what is no token in the end becomes bytes, or `<unk>`. Texts are not cut into words. Own code, because the library's BPE
 //! ranks *pairs*, and two ways to make the same token must rank equal here.
 //!
@@ -14,6 +15,7 @@ use std::ops::Range;
 
 use crate::added::{AddedTokens, parts};
 use crate::token_cache::Part;
+use crate::unigram::Unigram;
 use crate::work;
 
 /// What stands for a space.
@@ -35,6 +37,8 @@ pub(crate) struct PiecesParts {
     pub tokens: Vec<String>,
     /// None is NaN.
     pub scores: Vec<f32>,
+    /// `None`: neighbours are merged.
+    pub unigram: Option<Unigram>,
     /// Whether text may become this token: control tokens and bytes are never spelled out.
     pub is_text: Vec<bool>,
     /// Of those, the ones that are merged on the way to others only, and taken apart again if they are left.
@@ -105,9 +109,18 @@ impl Pieces {
             Some(word) => [word, SPACE],
             None => [word, ""],
         }));
+        let from = out.len();
+        if let Some(unigram) = &self.parts.unigram {
+            for (range, id) in unigram.best(&self.parts.tokens, &self.parts.scores, &escaped) {
+                match id {
+                    Some(id) => out.push(id),
+                    None => self.push_unknown(&escaped[range], from, out),
+                }
+            }
+            return;
+        }
         let mut merging = Merging::new(self, &escaped);
         merging.run();
-        let from = out.len();
         for symbol in merging.symbols.iter().filter(|symbol| symbol.end > symbol.start) {
             self.push_used(&escaped[symbol.start..symbol.end], &merging.halves, from, out);
         }
@@ -134,11 +147,16 @@ impl Pieces {
         }
     }
 
-    /// A symbol as its token, else as bytes, else as `<unk>`.
+    /// A symbol as its token, else as what is none.
     fn push(&self, text: &str, from: usize, out: &mut Vec<u32>) {
-        if let Some(id) = self.text_token(text) {
-            return out.push(id);
+        match self.text_token(text) {
+            Some(id) => out.push(id),
+            None => self.push_unknown(text, from, out),
         }
+    }
+
+    /// What is no token: as bytes, else as `<unk>`.
+    fn push_unknown(&self, text: &str, from: usize, out: &mut Vec<u32>) {
         let bytes: Option<Vec<u32>> = text.bytes().map(|byte| self.bytes[usize::from(byte)]).collect();
         match (bytes, self.parts.unk) {
             (Some(bytes), _) => out.extend(bytes),

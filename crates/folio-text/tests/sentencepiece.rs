@@ -2,7 +2,7 @@
 
 mod common;
 
-use folio_text::{BesideModel, TextError, Tokenizer};
+use folio_text::{BesideModel, TextError, Tokenizer, work};
 use serde_json::{Value, json};
 
 const NO_LIMIT: usize = usize::MAX;
@@ -131,6 +131,51 @@ fn what_is_no_piece_becomes_bytes_where_the_model_says_so() {
     assert_names(&refusal(&missing), &["byte_fallback` is true", "<0x00>"]);
 }
 
+/// A model of the same pieces that takes the way with the largest sum.
+fn unigram(more: &[u8], trainer: &[u8]) -> Vec<u8> {
+    [&pieces()[..], more, &specs(&[&number(3, 1)[..], trainer].concat(), &[])[..]].concat()
+}
+
+#[test]
+fn the_way_with_the_largest_sum_is_taken() {
+    let tokenizer = load(&unigram(&piece(b"c", 0.0, UNUSED), &[])).expect("supported");
+    assert_eq!(ids(&tokenizer, "aab"), [8, 7]);
+    // Of two ways with one sum the first that is found; merging would begin at the left.
+    assert_eq!(ids(&tokenizer, "baaa"), [3, 5, 4, 6]);
+    // Characters that are no piece, or an unused one, are one token.
+    assert_eq!(ids(&tokenizer, "éücabb"), [3, 0, 7, 5]);
+    assert_eq!(ids(&tokenizer, ""), ids(&load(&small()).expect("supported"), ""));
+    assert_eq!(ids(&tokenizer, "a<tool>a   </s>"), [8, 9, 8, 10, 2]);
+    // What users defined is no piece of a text in which it may not be.
+    let breaks = Some(&[3][..]);
+    assert_eq!(tokenizer.encode_with("<tool>", breaks, false, NO_LIMIT, None).expect("encodes"), [3, 0]);
+    // The score of what is no piece is below the least by 10, which a long piece may be.
+    let long = load(&unigram(&piece(b"xy", -37.0, NORMAL), &[])).expect("supported");
+    assert_eq!(ids(&long, "xy"), [3, 12]);
+    let longer = [piece(b"xy", -97.0, NORMAL), piece(b"x", -1.0, NORMAL)].concat();
+    assert_eq!(ids(&load(&unigram(&longer, &[])).expect("supported"), "xy"), [3, 12]);
+    let longest = [&longer[..], &piece(b"y", -95.0, NORMAL)[..]].concat();
+    assert_eq!(ids(&load(&unigram(&longest, &[])).expect("supported"), "xy"), [3, 13, 14]);
+    let bytes = load(&unigram(&byte_pieces(), &number(35, 1))).expect("supported");
+    let first = TOKENS.len() as u32;
+    assert_eq!(ids(&bytes, "aé"), [8, first + 0xC3, first + 0xA9]);
+    assert_eq!(bytes.decode(&ids(&bytes, "aé\n b"), false), "aé\n b");
+}
+
+/// Work in proportion to the text, also with pieces that are as long as one may be.
+#[test]
+fn the_best_way_costs_in_proportion() {
+    let long = piece("a".repeat(512).as_bytes(), -1.0, NORMAL);
+    let tokenizer = load(&unigram(&long, &[])).expect("supported");
+    let steps = |n: usize| {
+        let before = work::done();
+        ids(&tokenizer, &"a".repeat(n));
+        work::done() - before
+    };
+    let (single, double) = (steps(4000), steps(8000));
+    assert!(single > 4000 * 512 && double < single * 23 / 10, "{single} and {double}");
+}
+
 #[test]
 fn a_space_is_put_where_the_files_say() {
     let always = load(&small()).expect("supported");
@@ -187,7 +232,7 @@ fn added_tokens_come_from_the_files_beside() {
 #[test]
 fn what_is_not_followed_is_refused_by_name() {
     let of = |trainer: &[u8], normalizer: &[u8]| refusal(&[pieces(), specs(trainer, normalizer)].concat());
-    for (kind, name) in [(1, "UNIGRAM"), (3, "WORD"), (4, "CHAR"), (9, "9")] {
+    for (kind, name) in [(3, "WORD"), (4, "CHAR"), (9, "9")] {
         assert_names(&of(&number(3, kind), &[]), &["tokenizer.model", "trainer_spec.model_type", name]);
     }
     assert_names(&of(&number(24, 1), &[]), &["treat_whitespace_as_suffix", "save_pretrained"]);

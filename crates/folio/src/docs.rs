@@ -44,12 +44,13 @@ fn models() -> String {
     out += "; tensors of F32, F16, BF16, ";
     out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
     out += "; tokenizers of kind gpt2 (a named pre-tokenizer), gemma4 and llama. Anything else is refused by name. In memory the formats of 1 to 3 bits take 4.3 to \
-            5.1 bits a weight, and on a GPU those that begin with IQ1, IQ2 and IQ3 take 10.\n";
+            5.1 bits a weight, and on a GPU NVFP4 and those that begin with IQ1, IQ2, IQ3 and TQ take 10. A number beside an NVFP4 matrix (`*.scale`) \
+            becomes part of its scales, which then take 6 bits a weight.\n";
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";
-    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE without a normalizer, as Llama 2, Mistral and Gemma have it, with the added tokens of \
-            tokenizer_config.json or added_tokens.json. A Unigram model, a normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
+    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE, as Llama 2, Mistral and Gemma have it, and its unigram models, both without a normalizer, with the added tokens of \
+            tokenizer_config.json or added_tokens.json. A normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
     out += "\nPositions on three axes (M-RoPE: time, height and width; `mrope_section` and `mrope_interleaved` in `rope_parameters` or `rope_scaling`, as \
             Qwen2-VL, Qwen3-VL and Qwen3.5 have them) are read with the rest of a safetensors checkpoint's rotation, and a list that does not fit its heads is refused by name. \
             A text has one position for all three, so they change nothing for it; of a GGUF file they are not read. Images are not served, and no tower is loaded.\n";

@@ -15,7 +15,7 @@
 //!    sum, rounded once. Where a format has a scale per 16, both halves take step 2, then both take step 3.
 //!
 //! Then the bias, then the residual. `weight_scale` is one f32: an f16 as it is stored, or a f16 times a 6- or 8-bit
-//! integer, and of i-quants a power of two, which is exact; in Folio's own formats it is the f32 itself.
+//! integer, and of i-quants a power of two, which is exact; of NVFP4 an e4m3; in Folio's own formats it is the f32 itself.
 //!
 //! # ActivationLayout
 //!
@@ -29,6 +29,7 @@
 //! | [`Super`] | 256 | `d` 16 x f16, with minima `min` 16 x f16, then 8 times: 1 or 2 scales 16 x i8, as many minima 16 x i8, codes |
 //! | [`Grouped`] | 32 or 128 | `d` 16 x f32, with zeros `z` 16 x u8, codes of each 32 columns |
 //! | [`Halves`] | 32 | `d` of columns 0 to 15 and of the others, 16 x f32 each, codes |
+//! | [`Quarters`] | 64 | 4 times 16 x e4m3, codes of each 32 columns |
 //!
 //! | block format | form | codes |
 //! |---|---|---|
@@ -40,16 +41,17 @@
 //! | IQ4_XS | [`Super`] | [`Iq4`] |
 //! | IQ3_XXS, IQ3_S | [`Super`] | [`Iq3Xxs`], [`Iq3S`] |
 //! | IQ2_XXS, IQ2_XS, IQ2_S, IQ1_S, IQ1_M | [`Super`], a scale per 16 columns | [`Iq2`], [`Iq1`] |
+//! | TQ1_0, TQ2_0 | [`Super`] | [`Ternary`] |
 //! | Q2_K | [`Super`] with minima, a scale per 16 columns | [`Unsigned4`] |
 //! | Q3_K, Q6_K | [`Super`], a scale per 16 columns | [`Signed4`], [`Signed6`] |
 //! | Int4x32, Int4x128 | [`Grouped`] | [`Signed4`] |
 //! | Uint4x32, Uint4x128 | [`Grouped`] with zeros; the minimum is `-(d * z)` | [`Unsigned4`] |
 //! | Int8x32, Int8x128 | [`Grouped`] | [`Signed8`] |
-//! | Fp4x16 | [`Halves`] | [`E2m1`] |
+//! | Fp4x16, NVFP4 | [`Halves`], [`Quarters`] | [`E2m1`] |
 //! | Fp8x32, Fp8x128 | none: floats, see `plain` | |
 //!
-//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2.5 more; i-quants of 1 to 3 bits: 4.3 or 4.6 in
-//! all).
+//! Cost: a weight takes the bits of its block format, and at most 0.15 more (Q2_K and Q3_K: up to 2.5 more; i-quants of 1 to 3 bits and
+//! ternary formats: 4.3 or 4.6 in all).
 
 pub(crate) mod activations;
 pub(crate) mod pack;
@@ -57,7 +59,8 @@ pub(crate) mod quantize;
 pub(crate) mod tile;
 
 use folio_model::quant::{
-    BlockFormat, IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IQ4_VALUES, MXFP4_VALUES,
+    BlockFormat, IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IQ4_VALUES, MXFP4_VALUES, NVFP4_UNIT,
+    TERNARY_VALUES,
 };
 
 use crate::simd::dot::Codes;
@@ -109,6 +112,8 @@ pub(crate) struct Scales {
     pub(crate) zero: u8,
     /// The exponent of MXFP4.
     pub(crate) exponent: u8,
+    /// Codes of NVFP4's scales.
+    pub(crate) e4m3: [u8; 4],
     /// Per 16 columns, in units of `d` and `min`. Formats with one scale per 32 have it twice.
     pub(crate) scales: [i8; 16],
     pub(crate) minima: [i8; 16],
@@ -134,6 +139,10 @@ pub(crate) struct Grouped<C, const BLOCKS: usize, const ZEROS: bool>(std::marker
 /// 32 columns, an f32 `d` for each half of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Halves<C>(std::marker::PhantomData<C>);
+
+/// 64 columns, a code of e4m3 for each 16 of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Quarters<C>(std::marker::PhantomData<C>);
 
 /// 256 columns under one f16 `d`, perhaps one f16 `min`.
 #[derive(Clone, Copy)]
@@ -265,6 +274,38 @@ impl<C: Codes> Form for Halves<C> {
     }
 }
 
+impl<C: Codes> Form for Quarters<C> {
+    type C = C;
+    const BYTES: usize = 4 * LANES + 2 * C::BYTES;
+    const BLOCKS: usize = 2;
+    const HALVES: bool = true;
+    const MINIMA: bool = false;
+    const COMMON: bool = false;
+
+    #[inline(always)]
+    fn codes_at(block: usize) -> usize {
+        4 * LANES + block * C::BYTES
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(record: *const u8, block: usize) -> [S::V; 2] {
+        let unit = S::splat(NVFP4_UNIT);
+        // SAFETY: the record starts with four times 16 codes.
+        unsafe {
+            let codes = record.add(2 * LANES * block);
+            [S::mul(S::e4m3(codes), unit), S::mul(S::e4m3(codes.add(LANES)), unit)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn offsets<S: Simd>(_: *const u8, _: usize) -> [S::V; 2] {
+        [S::splat(0.0); 2]
+    }
+    fn put_scales(record: &mut [u8], row: usize, source: &Scales) {
+        for (part, code) in source.e4m3.into_iter().enumerate() {
+            put_at(record, LANES * part, row, [code]);
+        }
+    }
+}
+
 impl<C: Codes, const HALVES: bool, const MINIMA: bool> Super<C, HALVES, MINIMA> {
     const PARTS: usize = if HALVES { 2 } else { 1 };
     /// Bytes of the scales of a block without its minima.
@@ -368,7 +409,7 @@ codes! {
     Signed6: 6 bits, lift 32, top 63;
     /// The 16 values of IQ4_NL.
     Iq4: 4 bits, lift 128, top 241, table lift(IQ4_VALUES, 128);
-    /// The 16 values of MXFP4 and Fp4x16, doubled.
+    /// The 16 values of MXFP4, NVFP4 and Fp4x16, doubled.
     E2m1: 4 bits, lift 16, top 28, table lift(MXFP4_VALUES, 16);
     /// The values of IQ2_XXS, IQ2_XS and IQ2_S.
     Iq2: 4 bits, lift 48, top 91, table lift(IQ2_VALUES.values, 48), unit IQ2_VALUES.unit;
@@ -378,6 +419,8 @@ codes! {
     Iq3S: 4 bits, lift 16, top 31, table lift(IQ3_S_VALUES.values, 16), unit IQ3_S_VALUES.unit;
     /// Those of IQ1_S and IQ1_M.
     Iq1: 4 bits, lift 16, top 25, table lift(IQ1_VALUES.values, 16), unit IQ1_VALUES.unit;
+    /// Those of TQ1_0 and TQ2_0.
+    Ternary: 4 bits, lift 8, top 10, table lift(TERNARY_VALUES.values, 8);
 }
 
 const fn lift(values: [i8; 16], by: i16) -> [u8; 16] {
@@ -418,6 +461,8 @@ pub(crate) fn with_form<T: FormTask>(format: BlockFormat, task: T) -> T::Output 
         BlockFormat::IQ3_XXS => task.run::<Super<Iq3Xxs, false, false>>(),
         BlockFormat::IQ3_S => task.run::<Super<Iq3S, false, false>>(),
         BlockFormat::IQ1_S | BlockFormat::IQ1_M => task.run::<Super<Iq1, true, false>>(),
+        BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => task.run::<Super<Ternary, false, false>>(),
+        BlockFormat::NVFP4 => task.run::<Quarters<E2m1>>(),
         BlockFormat::Int4x32 => task.run::<Grouped<Signed4, 1, false>>(),
         BlockFormat::Int4x128 => task.run::<Grouped<Signed4, 4, false>>(),
         BlockFormat::Uint4x32 => task.run::<Grouped<Unsigned4, 1, true>>(),

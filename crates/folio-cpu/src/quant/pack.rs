@@ -3,7 +3,7 @@
 //! Owns: the bits of every block format that has a packed form. Must never: change a value (a test holds every format
 //! against its `decode`). Cost: one pass at load.
 
-use folio_model::quant::{BlockFormat, IqBlock, k_scale_min, q3_k_scale};
+use folio_model::quant::{BlockFormat, IqBlock, k_scale_min, nvfp4_scale_code, q3_k_scale};
 
 use super::{Form, FormTask, Scales};
 use crate::simd::LANES;
@@ -79,16 +79,7 @@ impl Source {
             BlockFormat::Q5_K => s.read_k(b, &b[48..], Some(&b[16..48])),
             BlockFormat::Q6_K => s.read_q6_k(b),
             BlockFormat::IQ4_XS => s.read_iq4_xs(b),
-            BlockFormat::IQ2_XXS
-            | BlockFormat::IQ2_XS
-            | BlockFormat::IQ2_S
-            | BlockFormat::IQ3_XXS
-            | BlockFormat::IQ3_S
-            | BlockFormat::IQ1_S
-            | BlockFormat::IQ1_M => {
-                let block = IqBlock::read(format, b);
-                (s.scales.d, s.scales.scales, s.codes) = (block.d, block.scales, block.codes);
-            }
+            BlockFormat::NVFP4 => s.read_nvfp4(b),
             BlockFormat::Int4x32 | BlockFormat::Int4x128 => s.read_nibbles(b, &b[4..]),
             BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => {
                 s.scales.zero = b[4];
@@ -103,8 +94,22 @@ impl Source {
                 nibbles(&b[8..], &mut s.codes);
             }
             BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => unreachable!("FP8 is packed as floats"),
+            _ => {
+                let block = IqBlock::read(format, b);
+                (s.scales.d, s.scales.scales, s.codes) = (block.d, block.scales, block.codes);
+            }
         }
         s
+    }
+
+    fn read_nvfp4(&mut self, b: &[u8]) {
+        let (scales, runs) = b.split_at(4);
+        self.scales.e4m3 = std::array::from_fn(|i| nvfp4_scale_code(scales[i]));
+        for (run, codes) in runs.chunks_exact(8).zip(self.codes.chunks_exact_mut(16)) {
+            for (i, byte) in run.iter().enumerate() {
+                (codes[i], codes[i + 8]) = (byte & 15, byte >> 4);
+            }
+        }
     }
 
     /// An f32, and runs of 32 nibbles.
@@ -289,6 +294,10 @@ pub(crate) mod tests {
             BlockFormat::Q2_K => &[80, 82],
             BlockFormat::Q3_K => &[108],
             BlockFormat::Q6_K => &[208],
+            BlockFormat::TQ1_0 => &[52],
+            BlockFormat::TQ2_0 => &[64],
+            // Its scales have no bits that are no number.
+            BlockFormat::NVFP4 => &[],
             BlockFormat::MXFP4 => {
                 block[0] = 118 + block[0] % 8;
                 return;

@@ -4,7 +4,7 @@
 //! [`BlockFormat::decode`] gives, but for a NaN among e4m3 codes, which makes its whole group NaN.
 
 use folio_model::quant::{
-    BlockFormat, IqBlock, IqValues, MXFP4_VALUES, k_scale_min, mxfp4_scale, q3_k_scale,
+    BlockFormat, IqBlock, IqValues, MXFP4_VALUES, k_scale_min, mxfp4_scale, nvfp4_scale, q3_k_scale,
 };
 use half::f16;
 
@@ -46,20 +46,12 @@ impl WeightLayout {
             BlockFormat::Q5_0 | BlockFormat::Q8_0 | BlockFormat::Int8x32 => (Codes::Eight, 32, false),
             BlockFormat::Int8x128 => (Codes::Eight, 128, false),
             BlockFormat::Q5_1 | BlockFormat::Q5_K => (Codes::Eight, 32, true),
-            // Those whose nibbles no kernel knows have a byte for each.
-            BlockFormat::Q6_K
-            | BlockFormat::Fp4x16
-            | BlockFormat::IQ2_XXS
-            | BlockFormat::IQ2_XS
-            | BlockFormat::IQ2_S
-            | BlockFormat::IQ3_XXS
-            | BlockFormat::IQ3_S
-            | BlockFormat::IQ1_S
-            | BlockFormat::IQ1_M => (Codes::Eight, 16, false),
             BlockFormat::IQ4_NL | BlockFormat::IQ4_XS => (Codes::Iq4, 32, false),
             BlockFormat::MXFP4 => (Codes::Mx4, 32, false),
             BlockFormat::Fp8x32 => (Codes::Fp8, 32, false),
             BlockFormat::Fp8x128 => (Codes::Fp8, 128, false),
+            // Q6_K, and those whose nibbles no kernel knows: they have a byte for each.
+            _ => (Codes::Eight, 16, false),
         };
         Self { codes, group, minimums }
     }
@@ -129,6 +121,17 @@ pub fn unpack(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
             nibbles(&block[8..], codes);
             codes.iter_mut().for_each(|code| *code = MXFP4_VALUES[usize::from(*code)] as u8);
         }
+        BlockFormat::NVFP4 => {
+            for (out, scale) in scales.iter_mut().zip(block) {
+                *out = nvfp4_scale(*scale);
+            }
+            for (codes, bytes) in codes.chunks_mut(16).zip(block[4..].chunks(8)) {
+                for (i, byte) in bytes.iter().enumerate() {
+                    codes[i] = MXFP4_VALUES[usize::from(byte & 15)] as u8;
+                    codes[i + 8] = MXFP4_VALUES[usize::from(byte >> 4)] as u8;
+                }
+            }
+        }
         BlockFormat::Int4x32 | BlockFormat::Int4x128 => {
             scales[0] = single(block);
             nibbles(&block[4..], codes);
@@ -149,13 +152,13 @@ pub fn unpack(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
             scales[0] = if nan { f32::NAN } else { d };
             codes.copy_from_slice(&block[4..]);
         }
-        BlockFormat::IQ2_XXS
-        | BlockFormat::IQ2_XS
-        | BlockFormat::IQ2_S
-        | BlockFormat::IQ3_XXS
-        | BlockFormat::IQ3_S
-        | BlockFormat::IQ1_S
-        | BlockFormat::IQ1_M => {
+        BlockFormat::Q2_K
+        | BlockFormat::Q3_K
+        | BlockFormat::Q4_K
+        | BlockFormat::Q5_K
+        | BlockFormat::Q6_K
+        | BlockFormat::IQ4_XS => super_block(format, block, out),
+        _ => {
             let IqValues { values, unit } = format.iq_values().expect("an i-quant");
             let block = IqBlock::read(format, block);
             for (out, scale) in scales.iter_mut().zip(block.scales) {
@@ -165,12 +168,6 @@ pub fn unpack(format: BlockFormat, block: &[u8], out: &mut Numbers<'_>) {
                 *out = values[usize::from(code)] as u8;
             }
         }
-        BlockFormat::Q2_K
-        | BlockFormat::Q3_K
-        | BlockFormat::Q4_K
-        | BlockFormat::Q5_K
-        | BlockFormat::Q6_K
-        | BlockFormat::IQ4_XS => super_block(format, block, out),
     }
 }
 

@@ -8,12 +8,14 @@
 //! | `down_proj_bias` | `[experts, hidden]` | `down_proj.bias` |
 //! | `gate_up_proj_blocks`, `_scales` | U8 `[experts, 2 * inner, hidden / 32, 16]`, `[..., hidden / 32]`: MXFP4, not transposed | as `gate_up_proj` |
 //! | `down_proj_blocks`, `_scales` | U8 `[experts, hidden, inner / 32, 16]`, likewise | as `down_proj` |
+//! | `gate_up_proj`, `gate_up_proj_scale` | e4m3 in the shape of `gate_up_proj`, and a scale for each row: Llama 4 in FP8 | as `gate_up_proj` |
+//! | `down_proj`, `down_proj_scale` | likewise | as `down_proj` |
 //!
 //! Owns: those names and shapes, and how rows are picked out of them. To everybody else there are matrices of all experts, expert
 //! after expert. Must never: change a value. Cost: headers only; reading a matrix is one pass over its tensor.
 
 use super::gguf::RowOrder;
-use super::quantized::{Quantization, mxfp4_rows};
+use super::quantized::{Matrix, Pieces, Quantization, mxfp4_rows};
 use super::shards::{Entry, Form, Index, Shard};
 use crate::config::{Config, Experts};
 use crate::error::{ModelError, Result};
@@ -142,19 +144,27 @@ impl Files<'_> {
                 let pieces = (self.shards as &[Shard], self.index as &Index, self.location);
                 let names = (blocks.as_str(), scales.as_str());
                 let matrix = mxfp4_rows(pieces, names, [self.count, all, cols], *every)?;
-                let codes = &matrix.codes.piece;
-                let entry = Entry {
-                    stored_name: codes.name.clone(),
-                    encoding: Ok(Encoding::Block(matrix.format)),
-                    shape: matrix.shape.to_vec(),
-                    range: codes.range.clone(),
-                    form: Form::Quantized(Box::new(matrix.clone()), RowOrder::AsStored),
-                };
-                self.put(name, "weight", codes.shard, entry);
+                self.put_matrix(name, matrix);
             }
             self.index.remove(&blocks);
             self.index.remove(&scales);
             return Ok(());
+        }
+        if let Some(Quantization::Fp8(fp8)) = &self.config.quantization {
+            let name = format!("{}{stored}", self.prefix);
+            let (shape, mut made) = ([self.count, all, cols], Vec::new());
+            for (part, every) in parts {
+                let pieces = Pieces { shards: self.shards, index: self.index, location: self.location };
+                made.extend(fp8.plan_turned(&name, shape, *every, &pieces)?.map(|matrix| (*part, matrix)));
+            }
+            // Each is of the same tensors.
+            for piece in made.iter().flat_map(|(_, matrix)| matrix.pieces()) {
+                self.index.remove(&piece.name);
+            }
+            if !made.is_empty() {
+                made.into_iter().for_each(|(part, matrix)| self.put_matrix(part, matrix));
+                return Ok(());
+            }
         }
         self.plain(stored, parts, "weight", &[self.count, cols, all], &[self.count * rows, cols])
     }
@@ -194,6 +204,19 @@ impl Files<'_> {
             self.put(part, suffix, shard, Entry { shape: shape.to_vec(), form, ..entry.clone() });
         }
         Ok(())
+    }
+
+    fn put_matrix(&mut self, part: &str, matrix: Matrix) {
+        let codes = &matrix.codes.piece;
+        let shard = codes.shard;
+        let entry = Entry {
+            stored_name: codes.name.clone(),
+            encoding: Ok(Encoding::Block(matrix.format)),
+            shape: matrix.shape.to_vec(),
+            range: codes.range.clone(),
+            form: Form::Quantized(Box::new(matrix), RowOrder::AsStored),
+        };
+        self.put(part, "weight", shard, entry);
     }
 
     fn put(&mut self, part: &str, suffix: &str, shard: usize, entry: Entry) {

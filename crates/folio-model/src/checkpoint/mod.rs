@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use digest::Digest;
 pub use generation::GenerationConfig;
-use gguf::{Metadata, RowOrder, open};
+use gguf::{Metadata, RowOrder, Scaled, open};
 pub use pooling::{POOLING_FILES, Pooling};
 use sha2::{Digest as _, Sha256};
 pub use shards::parse_index;
@@ -122,11 +122,13 @@ impl<'a> Tensor<'a> {
             }
             Form::Quantized(matrix, order) => {
                 let made = matrix.make(self.shards)?;
-                let bytes = match order {
-                    RowOrder::AsStored => made.bytes,
-                    order => order.arranged(&made.bytes, matrix.shape[0]).into_owned(),
-                };
+                let bytes = arranged(*order, made.bytes, matrix.shape[0]);
                 Ok(Values { bytes: Cow::Owned(bytes), order: made.order })
+            }
+            Form::Scaled(scaled) => {
+                let rows = self.shape[0];
+                let bytes = arranged(scaled.order, scaled.blocks(self.stored, rows), rows);
+                Ok(Values { bytes: Cow::Owned(bytes), order: None })
             }
         }
     }
@@ -139,6 +141,14 @@ impl<'a> Tensor<'a> {
             bytes: &values.bytes,
             order: values.order.as_deref(),
         }
+    }
+}
+
+/// Rows that were made in the order in which they are stored, as the decoder expects them.
+fn arranged(order: RowOrder, made: Vec<u8>, rows: usize) -> Vec<u8> {
+    match order {
+        RowOrder::AsStored => made,
+        order => order.arranged(&made, rows).into_owned(),
     }
 }
 
@@ -358,7 +368,9 @@ impl Checkpoint {
         })?;
         // A matrix's or vector's first size is its rows; what the configuration asks for has at least one. A number is one.
         let whole = |rows: &usize| match &entry.form {
-            Form::Rows(order) | Form::Quantized(_, order) => order.fits(*rows),
+            Form::Rows(order) | Form::Quantized(_, order) | Form::Scaled(Scaled { order, .. }) => {
+                order.fits(*rows)
+            }
             Form::Experts(_) => true,
         };
         if !whole(entry.shape.first().unwrap_or(&1)) {
@@ -384,7 +396,7 @@ impl Checkpoint {
     pub fn release(&self, tensor: &str) {
         let Ok((shard, entry)) = self.find(tensor) else { return };
         match &entry.form {
-            Form::Rows(_) | Form::Experts(_) => shard.storage.release(entry.range.clone()),
+            Form::Rows(_) | Form::Experts(_) | Form::Scaled(_) => shard.storage.release(entry.range.clone()),
             Form::Quantized(matrix, _) => {
                 for piece in matrix.pieces() {
                     self.shards[piece.shard].storage.release(piece.range.clone());

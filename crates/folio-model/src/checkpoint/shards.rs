@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::experts::Stacked;
-use super::gguf::RowOrder;
+use super::gguf::{RowOrder, Scaled};
 use super::quantized::Matrix;
 use super::safetensors::{TensorEntry, read_header};
 use super::source::Source;
@@ -46,6 +46,8 @@ pub enum Form {
     /// Made of several tensors, its rows then in this order; `encoding` and `shape` are those of the whole, `range` is that of
     /// the codes.
     Quantized(Box<Matrix>, RowOrder),
+    /// From its own bytes, with numbers that were tensors beside it.
+    Scaled(Scaled),
 }
 
 /// Tensor name to index of its shard.

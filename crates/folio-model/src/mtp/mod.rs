@@ -75,9 +75,11 @@ impl Head {
         let mut specs = stored.weights();
         specs.extend(stored.norms());
         let projection = stored.projection();
-        if target.tensor(&projection)?.encoding.plain().is_none() {
+        let encoding = target.tensor(&projection)?.encoding;
+        // The embedding and the features are multiplied one after the other.
+        if encoding.bytes(stored.config.hidden).is_none() {
             let (file, tensor) = target.stored_as(&projection.name)?;
-            let problem = "is quantized; the projection of MTP heads is read in BF16, F16 and F32".to_owned();
+            let problem = format!("is {encoding}, whose blocks do not end where its halves do");
             return Err(ModelError::Tensor { file: file.to_owned(), tensor: tensor.to_owned(), problem });
         }
         let known = |name: &str| {

@@ -26,19 +26,14 @@ impl BlockFormat {
             BlockFormat::Q6_K => q6_k,
             BlockFormat::IQ4_NL => iq4_nl,
             BlockFormat::IQ4_XS => iq4_xs,
-            BlockFormat::IQ2_XXS
-            | BlockFormat::IQ2_XS
-            | BlockFormat::IQ2_S
-            | BlockFormat::IQ3_XXS
-            | BlockFormat::IQ3_S
-            | BlockFormat::IQ1_S
-            | BlockFormat::IQ1_M => return iq(self, bytes, out),
             BlockFormat::MXFP4 => mxfp4,
+            BlockFormat::NVFP4 => nvfp4,
             BlockFormat::Int4x32 | BlockFormat::Int4x128 => int4,
             BlockFormat::Uint4x32 | BlockFormat::Uint4x128 => uint4,
             BlockFormat::Int8x32 | BlockFormat::Int8x128 => int8,
             BlockFormat::Fp8x32 | BlockFormat::Fp8x128 => fp8,
             BlockFormat::Fp4x16 => fp4,
+            _ => return iq(self, bytes, out),
         };
         for (block, out) in bytes.chunks_exact(self.bytes()).zip(out.chunks_exact_mut(self.values())) {
             one(block, out);
@@ -49,7 +44,7 @@ impl BlockFormat {
 /// What the 16 codes of IQ4_NL and IQ4_XS stand for.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// What the 16 codes of MXFP4 and Fp4x16 (E2M1) stand for, doubled so that they are integers.
+/// What the 16 codes of MXFP4, NVFP4 and Fp4x16 (E2M1) stand for, doubled so that they are integers.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// The scale of an MXFP4 block, `2^(e - 128)`: half of what E8M0 means, since [`MXFP4_VALUES`] are doubled.
@@ -80,6 +75,19 @@ pub const fn q3_k_scale(scales: &[u8; 12], i: usize) -> i8 {
 pub const fn e4m3_in_256ths(code: u8) -> f16 {
     let code = code as u16;
     f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7)
+}
+
+/// What [`e4m3_in_256ths`] of a scale of NVFP4 is in: 256, halved since [`MXFP4_VALUES`] are doubled.
+pub const NVFP4_UNIT: f32 = 128.0;
+
+/// The code of e4m3 that stands for a scale of NVFP4: without a sign, and zero for its NaN, as ggml reads it.
+pub const fn nvfp4_scale_code(scale: u8) -> u8 {
+    if scale == 0x7f { 0 } else { scale & 0x7f }
+}
+
+/// Half of a scale of an NVFP4 block.
+pub fn nvfp4_scale(scale: u8) -> f32 {
+    e4m3_in_256ths(nvfp4_scale_code(scale)).to_f32() * NVFP4_UNIT
 }
 
 fn half(bytes: &[u8]) -> f32 {
@@ -217,7 +225,7 @@ fn iq4_xs(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Blocks of an i-quant of 256 values.
+/// Blocks of a format that has [`BlockFormat::iq_values`].
 fn iq(format: BlockFormat, bytes: &[u8], out: &mut [f32]) {
     let IqValues { values, unit } = format.iq_values().expect("an i-quant");
     for (block, out) in bytes.chunks_exact(format.bytes()).zip(out.chunks_exact_mut(format.values())) {
@@ -232,6 +240,19 @@ fn iq(format: BlockFormat, bytes: &[u8], out: &mut [f32]) {
 fn mxfp4(block: &[u8], out: &mut [f32]) {
     let d = mxfp4_scale(block[0]);
     nibbles(&block[1..], out, |_, q| f32::from(MXFP4_VALUES[usize::from(q)]) * d);
+}
+
+fn nvfp4(block: &[u8], out: &mut [f32]) {
+    let (scales, codes) = block.split_at(4);
+    let runs = out.chunks_exact_mut(16).zip(codes.chunks_exact(8));
+    for ((out, codes), scale) in runs.zip(scales) {
+        let d = nvfp4_scale(*scale);
+        let (low, high) = out.split_at_mut(8);
+        for (i, byte) in codes.iter().enumerate() {
+            low[i] = d * f32::from(MXFP4_VALUES[usize::from(byte & 15)]);
+            high[i] = d * f32::from(MXFP4_VALUES[usize::from(byte >> 4)]);
+        }
+    }
 }
 
 fn single(block: &[u8]) -> f32 {
@@ -398,6 +419,59 @@ mod tests {
         assert_eq!(mxfp4_scale(2), 2f32.powi(-126));
         assert_eq!(mxfp4_scale(128), 1.0);
         assert_eq!(mxfp4_scale(255), 2f32.powi(127));
+    }
+
+    /// Every digit and place of TQ1_0 and TQ2_0, by their definitions.
+    #[test]
+    fn ternary_values_are_at_their_places() {
+        let values: Vec<i8> = (0..256).map(|i: i32| ((i * i + i / 7) % 3) as i8 - 1).collect();
+        let d = f16::from_f32(0.37);
+        // Digits are a fraction of 256 in base 3, rounded up; the first is the most significant.
+        let digits = |of: &[usize]| {
+            let number = of.iter().fold(0, |sum, i| 3 * sum + (values[*i] + 1) as u32);
+            let whole = number * 3u32.pow(5 - of.len() as u32);
+            (whole * 256).div_ceil(243) as u8
+        };
+        let mut one: Vec<u8> = (0..32).map(|m| digits(&[0, 1, 2, 3, 4].map(|n| 32 * n + m))).collect();
+        one.extend((0..16).map(|m| digits(&[0, 1, 2, 3, 4].map(|n| 160 + 16 * n + m))));
+        one.extend((0..4).map(|m| digits(&[0, 1, 2, 3].map(|n| 240 + 4 * n + m))));
+        one.extend(d.to_le_bytes());
+        let place = |m: usize, n: usize| 128 * (m / 32) + 32 * n + m % 32;
+        let mut two: Vec<u8> = (0..64)
+            .map(|m| (0..4).fold(0, |byte, n| byte | ((values[place(m, n)] + 1) as u8) << (2 * n)))
+            .collect();
+        two.extend(d.to_le_bytes());
+        for (format, block) in [(BlockFormat::TQ1_0, one), (BlockFormat::TQ2_0, two)] {
+            let mut out = [9.0; 256];
+            format.decode(&block, &mut out);
+            for (i, (x, value)) in out.iter().zip(&values).enumerate() {
+                assert_eq!(*x, d.to_f32() * f32::from(*value), "{format:?} {i}");
+            }
+        }
+    }
+
+    /// Every scale and code of NVFP4: a scale is e4m3's, but NaN is zero and a sign counts for nothing.
+    #[test]
+    fn scales_of_nvfp4_are_e4m3_without_a_sign() {
+        for scale in 0..=255u8 {
+            let (e, m) = (i32::from(scale >> 3 & 15), f32::from(scale & 7));
+            let size = if e == 0 { m * 2f32.powi(-9) } else { (1.0 + m / 8.0) * 2f32.powi(e - 7) };
+            let size = if scale == 0x7f { 0.0 } else { size };
+            let mut block = vec![0, scale, 0, 0];
+            block.extend([0; 8]);
+            block.extend((0..8).map(|i| i | (15 - i) << 4));
+            block.extend([0; 16]);
+            let mut out = [9.0; 64];
+            BlockFormat::NVFP4.decode(&block, &mut out);
+            for (i, x) in out.into_iter().enumerate() {
+                let code = match i {
+                    16..24 => i - 16,
+                    24..32 => 15 - (i - 24),
+                    _ => 0,
+                };
+                assert_eq!(x, size / 2.0 * f32::from(MXFP4_VALUES[code]), "{scale:#x} {i}");
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! ggml's i-quants of 256 values: each eight of them are a point of a grid, or two of four, with their signs.
+//! ggml's i-quants of 256 values: each eight of them are a point of a grid, or two of four, with their signs. And its ternary formats, whose
+//! values are digits.
 //!
 //! Owns: what a block of each says, in one shape: `x = d * unit * scale * value`, an exact product but for f16s beyond any
 //! model's. Codes name a value of the format's sixteen: three bits of a coordinate, and its sign above them. Of IQ1 the sign is that
@@ -12,7 +13,7 @@ use super::BlockFormat;
 pub struct IqBlock {
     /// f16 bits.
     pub d: u16,
-    /// Of every 16 values, odd. Formats with one per 32 have it twice.
+    /// Of every 16 values, odd. Formats with one per 32 have it twice; 1 in those that have none.
     pub scales: [i8; 16],
     /// Indices of [`IqValues::values`].
     pub codes: [u8; 256],
@@ -46,6 +47,10 @@ pub const IQ3_S_VALUES: IqValues = IqValues { values: both_signs([1, 3, 5, 7, 9,
 pub const IQ1_VALUES: IqValues =
     IqValues { values: [-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7, 0, 0, 0, 0, 0], unit: 0.125 };
 
+/// Of TQ1_0 and TQ2_0. A fourth code has only the latter, and nobody writes it.
+pub const TERNARY_VALUES: IqValues =
+    IqValues { values: [-1, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], unit: 1.0 };
+
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
@@ -70,14 +75,27 @@ fn two_points(grid: &[u16], first: usize, second: usize) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
+/// Digit `i` of TQ1_0. A byte is a fraction of 256, and its first digit what is whole of three times it.
+fn base_3(block: &[u8], i: usize) -> u8 {
+    // 32 bytes of five digits, 16 of five, 4 of four; digits of a place lie side by side.
+    let (bytes, width, i) = match i {
+        0..160 => (&block[..32], 32, i),
+        160..240 => (&block[32..48], 16, i - 160),
+        _ => (&block[48..52], 4, i - 240),
+    };
+    let rest = bytes[i % width].wrapping_mul([1, 3, 9, 27, 81][i / width]);
+    ((u16::from(rest) * 3) >> 8) as u8
+}
+
 impl BlockFormat {
-    /// What the codes of an i-quant of 256 values stand for; `None` for all other formats.
+    /// What the codes of an i-quant of 256 values or of a ternary format stand for; `None` for all other formats.
     pub const fn iq_values(self) -> Option<IqValues> {
         match self {
             BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => Some(IQ2_VALUES),
             BlockFormat::IQ3_XXS => Some(IQ3_XXS_VALUES),
             BlockFormat::IQ3_S => Some(IQ3_S_VALUES),
             BlockFormat::IQ1_S | BlockFormat::IQ1_M => Some(IQ1_VALUES),
+            BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => Some(TERNARY_VALUES),
             _ => None,
         }
     }
@@ -87,6 +105,15 @@ impl IqBlock {
     /// Reads a block of a format that has [`BlockFormat::iq_values`]. Panics for others, and where it is not whole.
     pub fn read(format: BlockFormat, block: &[u8]) -> Self {
         let b = &block[..format.bytes()];
+        match format {
+            BlockFormat::TQ1_0 => return Self::ternary(u16_at(b, 52), |i| base_3(b, i)),
+            BlockFormat::TQ2_0 => {
+                return Self::ternary(u16_at(b, 64), |i| {
+                    b[32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3
+                });
+            }
+            _ => {}
+        }
         let nibble = |at: usize, i: usize| b[at + i / 2] >> (4 * (i % 2)) & 15;
         let scale = |run: usize| match format {
             BlockFormat::IQ2_XXS => (u32_at(b, 6 + 8 * (run / 2)) >> 28) as u8,
@@ -150,5 +177,9 @@ impl IqBlock {
             }
         }
         Self { d, scales, codes }
+    }
+
+    fn ternary(d: u16, code: impl Fn(usize) -> u8) -> Self {
+        Self { d, scales: [1; 16], codes: std::array::from_fn(code) }
     }
 }

@@ -8,8 +8,11 @@ mod iq;
 
 use std::fmt;
 
-pub use decode::{IQ4_VALUES, MXFP4_VALUES, e4m3_in_256ths, k_scale_min, mxfp4_scale, q3_k_scale};
-pub use iq::{IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IqBlock, IqValues};
+pub use decode::{
+    IQ4_VALUES, MXFP4_VALUES, NVFP4_UNIT, e4m3_in_256ths, k_scale_min, mxfp4_scale, nvfp4_scale,
+    nvfp4_scale_code, q3_k_scale,
+};
+pub use iq::{IQ1_VALUES, IQ2_VALUES, IQ3_S_VALUES, IQ3_XXS_VALUES, IqBlock, IqValues, TERNARY_VALUES};
 
 use crate::backend::DType;
 
@@ -108,7 +111,7 @@ pub enum BlockFormat {
     /// `x = d * (scale - 32) * value`
     IQ4_XS,
     /// 256 values in runs of 32: `d`, and of each run 4 points of 8 values, 4 x 7 signs and a scale of 4 bits. This and those to
-    /// IQ1_M: see [`IqBlock`].
+    /// TQ2_0: see [`IqBlock`].
     IQ2_XXS,
     /// 256 values in runs of 16: `d`, 32 x (9 bits of a point of 8 values, 7 signs), 16 scales of 4 bits.
     IQ2_XS,
@@ -124,9 +127,16 @@ pub enum BlockFormat {
     /// 256 values in runs of 16: 32 points of 8 values, 32 x (3 high bits, the sign of an eighth), 16 scales of 3 bits with `d`
     /// between them.
     IQ1_M,
+    /// 256 values: 48 bytes of 5 and 4 bytes of 4 digits of base 3, `d`. `x = d * (digit - 1)`
+    TQ1_0,
+    /// 256 values: 64 bytes of 2 bits, `d`. `x = d * (q - 1)`
+    TQ2_0,
     /// 32 values (OCP MX): one byte of exponent, 16 bytes of nibbles (E2M1). `x = 2^(e - 128) * value`, with `value` of
     /// [`MXFP4_VALUES`]
     MXFP4,
+    /// 64 values in runs of 16: 4 scales (e4m3 without a sign), 4 x 8 bytes of nibbles (E2M1): byte `i` of a run holds value `i` (low)
+    /// and value `i + 8` (high). `x = scale / 2 * value`, with `value` of [`MXFP4_VALUES`]; see [`nvfp4_scale`]
+    NVFP4,
     /// 32 values: `d`, 16 bytes of nibbles. `x = d * (q - 8)`
     Int4x32,
     /// 128 values: `d`, 64 bytes of nibbles. `x = d * (q - 8)`
@@ -150,7 +160,7 @@ pub enum BlockFormat {
 }
 
 impl BlockFormat {
-    pub const ALL: [BlockFormat; 29] = [
+    pub const ALL: [BlockFormat; 32] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -170,7 +180,10 @@ impl BlockFormat {
         BlockFormat::IQ3_S,
         BlockFormat::IQ1_S,
         BlockFormat::IQ1_M,
+        BlockFormat::TQ1_0,
+        BlockFormat::TQ2_0,
         BlockFormat::MXFP4,
+        BlockFormat::NVFP4,
         BlockFormat::Int4x32,
         BlockFormat::Int4x128,
         BlockFormat::Uint4x32,
@@ -209,7 +222,10 @@ impl BlockFormat {
             BlockFormat::IQ3_S => 21,
             BlockFormat::IQ1_S => 19,
             BlockFormat::IQ1_M => 29,
+            BlockFormat::TQ1_0 => 34,
+            BlockFormat::TQ2_0 => 35,
             BlockFormat::MXFP4 => 39,
+            BlockFormat::NVFP4 => 40,
             _ => return None,
         })
     }
@@ -248,6 +264,7 @@ impl BlockFormat {
             | BlockFormat::Int8x32
             | BlockFormat::Fp8x32
             | BlockFormat::Fp4x16 => 32,
+            BlockFormat::NVFP4 => 64,
             BlockFormat::Int4x128 | BlockFormat::Uint4x128 | BlockFormat::Int8x128 | BlockFormat::Fp8x128 => {
                 128
             }
@@ -263,7 +280,9 @@ impl BlockFormat {
             | BlockFormat::IQ3_XXS
             | BlockFormat::IQ3_S
             | BlockFormat::IQ1_S
-            | BlockFormat::IQ1_M => 256,
+            | BlockFormat::IQ1_M
+            | BlockFormat::TQ1_0
+            | BlockFormat::TQ2_0 => 256,
         }
     }
 
@@ -289,7 +308,10 @@ impl BlockFormat {
             BlockFormat::IQ3_S => 110,
             BlockFormat::IQ1_S => 50,
             BlockFormat::IQ1_M => 56,
+            BlockFormat::TQ1_0 => 54,
+            BlockFormat::TQ2_0 => 66,
             BlockFormat::MXFP4 => 17,
+            BlockFormat::NVFP4 => 4 + 32,
             BlockFormat::Int4x32 => 4 + 16,
             BlockFormat::Int4x128 => 4 + 64,
             BlockFormat::Uint4x32 => 5 + 16,
@@ -310,10 +332,10 @@ mod tests {
     fn tags_stay_what_they_were() {
         let tags = BlockFormat::ALL.map(BlockFormat::tag);
         let want = [
-            18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 32, 33, 38, 34, 37, 35, 45, 55, 128, 129, 130,
-            131, 132, 133, 134, 135, 136,
+            18, 19, 22, 23, 24, 26, 27, 28, 29, 30, 36, 39, 32, 33, 38, 34, 37, 35, 45, 50, 51, 55, 56, 128,
+            129, 130, 131, 132, 133, 134, 135, 136,
         ];
         assert_eq!(tags, want);
-        assert_eq!(BlockFormat::of_ggml().count(), 20);
+        assert_eq!(BlockFormat::of_ggml().count(), 23);
     }
 }

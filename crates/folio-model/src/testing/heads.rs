@@ -100,8 +100,27 @@ pub fn check_head<B: Backend>(name: &str, new_backend: impl Fn() -> B, tolerance
 /// A model with an MTP head, see [`check`].
 pub fn check_mtp<B: Backend>(name: &str, new_backend: impl Fn() -> B, tolerance: f32) -> f32 {
     let checkpoint = Checkpoint::open(with_mtp(name)).unwrap_or_else(|error| panic!("{error}"));
-    let opened = mtp::Head::open(&checkpoint).unwrap_or_else(|error| panic!("{error}"));
-    check(&with_mtp(name), &checkpoint, &opened.expect("a head"), new_backend, tolerance)
+    check_mtp_of(name, &checkpoint, new_backend, tolerance)
+}
+
+/// The same of a checkpoint that is that model otherwise.
+pub fn check_mtp_of<B: Backend>(
+    name: &str,
+    checkpoint: &Checkpoint,
+    new_backend: impl Fn() -> B,
+    tolerance: f32,
+) -> f32 {
+    let opened = mtp::Head::open(checkpoint).unwrap_or_else(|error| panic!("{error}"));
+    check(&with_mtp(name), checkpoint, &opened.expect("a head"), new_backend, tolerance)
+}
+
+/// Logits of a few rows of an MTP head whose features are made up.
+pub fn logits_of_mtp<B: Backend>(checkpoint: &Checkpoint, mut backend: B) -> Vec<f32> {
+    let opened = mtp::Head::open(checkpoint).unwrap_or_else(|error| panic!("{error}")).expect("a head");
+    let loaded = opened.load(checkpoint, &mut backend, &options(None));
+    let loaded = loaded.unwrap_or_else(|error| panic!("{error}"));
+    let features: Vec<f32> = (0..3 * opened.width()).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
+    Sequence::new(backend, &loaded.kv_layout).rows(&[7, 1, 30], &features).0
 }
 
 fn note(folder: &Path) -> Value {

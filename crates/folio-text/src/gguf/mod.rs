@@ -151,6 +151,7 @@ fn scored(vocabulary: &Vocabulary<'_>) -> Result<Pieces, String> {
     Ok(Pieces::new(PiecesParts {
         tokens: vocabulary.tokens.iter().map(|token| (*token).to_owned()).collect(),
         scores: scores.iter().map(|score| *score as f32).collect(),
+        unigram: None,
         is_text: vocabulary.kinds.iter().map(text).collect(),
         // As llama.cpp, which tells neither apart.
         unused: HashSet::new(),

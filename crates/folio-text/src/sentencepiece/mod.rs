@@ -2,7 +2,7 @@
 //!
 //! Owns: what `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` say of its tokens. The ids are sentencepiece's, and added
 //! tokens are those of transformers: every piece of the types CONTROL and USER_DEFINED, what `added_tokens_decoder` lists (only without it,
-//! added_tokens.json), and what has a role. Must never: guess. Read is BPE that leaves texts as they are; a setting that makes other ids is
+//! added_tokens.json), and what has a role. Must never: guess. Read are BPE and unigram models that leave texts as they are; a setting that makes other ids is
 //! refused by name.
 //!
 //! A space is put before a text, and behind added tokens, too, unless tokenizer_config.json has `legacy` false. A piece that users defined and that has the
@@ -30,6 +30,7 @@ use crate::pieces::{Pieces, PiecesParts, SpacePrefix};
 use crate::tokenizer::{
     Encoder, Object, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts, parse_object, token_content,
 };
+use crate::unigram::Unigram;
 use beside::AddedSpec;
 use model::{CONVERT, ModelProto};
 use vocabulary::Vocabulary;
@@ -99,8 +100,11 @@ pub(crate) fn tokenizer(file: &[u8], beside: BesideModel<'_>) -> Result<Tokenize
     let forced_bos = id(&special.bos).filter(|_| flag("add_bos_token").unwrap_or(true));
     let forced_eos = id(&special.eos).filter(|_| flag("add_eos_token").unwrap_or(false));
     let is_special = vocabulary.is_special();
+    let unigram =
+        model.unigram.then(|| Unigram::new(vocabulary.written(), &vocabulary.tokens, model.least_score()));
     let pieces = Pieces::new(PiecesParts {
         scores: vocabulary.scores(&model),
+        unigram,
         is_text: vocabulary.is_text(),
         unused: vocabulary.unused(),
         unk: Some(model.unk),

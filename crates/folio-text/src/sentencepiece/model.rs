@@ -19,6 +19,10 @@ const PIECE_BYTES_MAX: usize = 512;
 pub(super) const CONVERT: &str =
     "; convert the tokenizer with transformers' `AutoTokenizer.from_pretrained(...).save_pretrained(...)`";
 
+/// Types of models.
+const UNIGRAM: i32 = 1;
+const BPE: i32 = 2;
+
 pub(super) struct StoredPiece<'a> {
     pub text: &'a str,
     /// Not NaN.
@@ -57,6 +61,8 @@ pub(super) struct ModelProto<'a> {
     /// All 256 bytes are pieces.
     pub byte_fallback: bool,
     pub dummy_prefix: bool,
+    /// Of the type UNIGRAM; else BPE.
+    pub unigram: bool,
 }
 
 impl<'a> ModelProto<'a> {
@@ -118,7 +124,14 @@ impl<'a> ModelProto<'a> {
         let (bos, eos, pad) =
             (role("bos_id", trainer.bos)?, role("eos_id", trainer.eos)?, role("pad_id", trainer.pad)?);
         let (byte_fallback, dummy_prefix) = (trainer.byte_fallback, normalizer.dummy_prefix);
-        Ok(Self { pieces, ids, unk, bos, eos, pad, byte_fallback, dummy_prefix })
+        let unigram = trainer.model_type == UNIGRAM;
+        Ok(Self { pieces, ids, unk, bos, eos, pad, byte_fallback, dummy_prefix, unigram })
+    }
+
+    /// Of the pieces that were trained; the largest number where there are none.
+    pub(super) fn least_score(&self) -> f32 {
+        let trained = self.pieces.iter().filter(|piece| piece.kind == TokenKind::Normal);
+        trained.map(|piece| piece.score).fold(f32::MAX, f32::min)
     }
 }
 
@@ -184,7 +197,14 @@ impl<'a> StoredPiece<'a> {
 impl Default for Trainer {
     /// What files may leave out.
     fn default() -> Self {
-        Self { model_type: 1, whitespace_as_suffix: false, byte_fallback: false, bos: 1, eos: 2, pad: -1 }
+        Self {
+            model_type: UNIGRAM,
+            whitespace_as_suffix: false,
+            byte_fallback: false,
+            bos: 1,
+            eos: 2,
+            pad: -1,
+        }
     }
 }
 
@@ -205,16 +225,15 @@ impl Trainer {
     }
 
     fn check(&self) -> Result<(), String> {
-        let name = match self.model_type {
-            2 => "BPE",
-            1 => "UNIGRAM",
-            3 => "WORD",
-            4 => "CHAR",
+        let other = match self.model_type {
+            UNIGRAM | BPE => None,
+            3 => Some("WORD"),
+            4 => Some("CHAR"),
             other => return Err(format!("`trainer_spec.model_type` is {other}, which there is not")),
         };
-        if name != "BPE" {
+        if let Some(name) = other {
             return Err(format!(
-                "`trainer_spec.model_type` is {name}, and of a tokenizer.model only BPE is read{CONVERT}"
+                "`trainer_spec.model_type` is {name}, and of a tokenizer.model only BPE and UNIGRAM are read{CONVERT}"
             ));
         }
         if self.whitespace_as_suffix {

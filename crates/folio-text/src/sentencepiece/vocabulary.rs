@@ -176,6 +176,13 @@ impl Vocabulary {
             .collect()
     }
 
+    /// What a unigram model writes texts in. Pieces that users defined are not among them: they are looked for before.
+    pub(super) fn written(&self) -> Vec<u32> {
+        let kinds = self.kinds.iter().zip(self.is_special());
+        let written = |(kind, special): (&TokenKind, bool)| !special && *kind == TokenKind::Normal;
+        (0..).zip(kinds).filter(|(_, kind)| written(*kind)).map(|(id, _)| id).collect()
+    }
+
     pub(super) fn unused(&self) -> HashSet<u32> {
         (0..).zip(&self.kinds).filter(|(_, kind)| **kind == TokenKind::Unused).map(|(id, _)| id).collect()
     }

@@ -10,6 +10,7 @@ mod header;
 mod names;
 pub(super) mod open;
 mod peek;
+mod scaled;
 mod types;
 mod vocabulary;
 
@@ -21,6 +22,7 @@ pub use header::{Array, Header, HeaderError, TensorInfo, Value, read_header};
 pub use names::{Names, RowOrder};
 pub(crate) use open::{find_in, is_gguf, split_name};
 pub(crate) use peek::architecture_in;
+pub use scaled::Scaled;
 pub use types::Kind;
 pub use vocabulary::{SpecialIds, TokenKind, Vocabulary};
 

@@ -188,6 +188,8 @@ impl Names {
             "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
             "output_norm.weight" => return "model.norm.weight".to_owned(),
             "output.weight" => return "lm_head.weight".to_owned(),
+            "output.scale" => return "lm_head.scale".to_owned(),
+            "output.input_scale" => return "lm_head.input_scale".to_owned(),
             _ => {}
         }
         let known = |name: &str| {
@@ -231,6 +233,13 @@ impl Names {
             "ffn_down" => "mlp.down_proj",
             "ffn_latent_down" => "mlp.fc1_latent_proj",
             "ffn_latent_up" => "mlp.fc2_latent_proj",
+            // Of the layer behind the last one: a head that drafts, as DeepSeek names it.
+            "nextn.eh_proj" => "eh_proj",
+            "nextn.enorm" => "enorm",
+            "nextn.hnorm" => "hnorm",
+            "nextn.embed_tokens" => "embed_tokens",
+            "nextn.shared_head_head" => "shared_head.head",
+            "nextn.shared_head_norm" => "shared_head.norm",
             other => match (self.router, other) {
                 (Some(router), "ffn_gate_inp") => router,
                 (Some(_), "ffn_gate_exps") => "mlp.experts.gate_proj",

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::config::{Described, describe};
-use super::{Header, HeaderError, Metadata, Names, TensorInfo, names, read_header};
+use super::{Header, HeaderError, Metadata, Names, TensorInfo, names, read_header, scaled};
 use crate::checkpoint::shards::{Entry, Form, Index, Shard};
 use crate::checkpoint::storage::Storage;
 use crate::error::{ModelError, Result};
@@ -106,6 +106,7 @@ pub fn open(path: &Path) -> Result<Opened> {
         }
         shards.push(Shard { file: file.shown, storage: file.storage, entries });
     }
+    scaled::apply(&described.config, &mut shards, &mut tensors)?;
     Ok(Opened { described, shards, tensors, header })
 }
 

@@ -27,12 +27,9 @@ pub fn encoding(number: u32) -> Result<Encoding, String> {
         31 => "Q4_0_4_4",
         32 => "Q4_0_4_8",
         33 => "Q4_0_8_8",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
         36 => "IQ4_NL_4_4",
         37 => "IQ4_NL_4_8",
         38 => "IQ4_NL_8_8",
-        40 => "NVFP4",
         41 => "Q1_0",
         _ => return Err(format!("number {number}, which this version does not know")),
     };
@@ -109,7 +106,8 @@ mod tests {
         assert_eq!(encoding(30), Ok(Encoding::Plain(DType::BF16)));
         assert_eq!(encoding(14), Ok(Encoding::Block(BlockFormat::Q6_K)));
         assert_eq!(encoding(16), Ok(Encoding::Block(BlockFormat::IQ2_XXS)));
-        assert_eq!(encoding(34), Err("TQ1_0".into()));
+        assert_eq!(encoding(40), Ok(Encoding::Block(BlockFormat::NVFP4)));
+        assert_eq!(encoding(15), Err("Q8_K".into()));
         assert!(encoding(99).unwrap_err().contains("99"));
         // Every number is one thing only.
         let known = (0..64).filter(|number| encoding(*number).is_ok()).count();

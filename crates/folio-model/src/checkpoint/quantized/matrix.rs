@@ -4,6 +4,8 @@
 //! outside of them. What only the values can tell (codes that are not numbers, groups that do not fill blocks, zero points
 //! of another scheme than stated) is found while making it and refused by the tensor's name.
 
+use std::ops::Range;
+
 use super::piece::Piece;
 use super::unpack;
 use crate::checkpoint::experts::Every;
@@ -53,9 +55,13 @@ pub enum Packing {
     Bytes(usize),
     /// Likewise, 128 too large.
     Raised(usize),
+    /// Bytes, the columns of one row after another: of each of so many matrices all stored rows.
+    Turned {
+        experts: usize,
+    },
 }
 
-/// Scale of row `r` and group `g`: value `r / row_div * row_stride + g * group_stride`.
+/// Scale of stored row `r` and group `g`: value `r / row_div * row_stride + g * group_stride`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
     pub piece: Piece,
@@ -136,15 +142,10 @@ impl Matrix {
         let mut bytes = Vec::with_capacity(rows * (cols / values) * self.format.bytes());
         let mut codes = vec![0; ROWS.min(rows) * cols];
         let mut gathered = vec![0; cols];
-        let Every { first, step, .. } = self.every;
-        // Rows between those that are wanted are not unpacked.
-        let together = if step == 1 { ROWS } else { 1 };
-        let stored = rows * step;
-        for first in (first..stored).step_by(together.max(step)) {
-            let last = stored.min(first + together);
-            let codes = &mut codes[..(last - first) * cols];
-            self.unpack(packed, first..last, codes);
-            for (row, codes) in (first..last).zip(codes.chunks_exact(cols)) {
+        for run in self.runs() {
+            let codes = &mut codes[..run.len() * cols];
+            self.unpack(packed, run.clone(), codes);
+            for (row, codes) in run.zip(codes.chunks_exact(cols)) {
                 let codes = match &order {
                     None => codes,
                     Some(order) => {
@@ -174,7 +175,7 @@ impl Matrix {
                         Packing::Awq | Packing::Down(4) | Packing::Nibbles(_) => {
                             unpack::pair_nibbles(codes, &mut bytes);
                         }
-                        Packing::Bytes(_) => bytes.extend_from_slice(codes),
+                        Packing::Bytes(_) | Packing::Turned { .. } => bytes.extend_from_slice(codes),
                         Packing::Down(_) | Packing::Raised(_) => {
                             bytes.extend(codes.iter().map(|code| code ^ 0x80))
                         }
@@ -185,9 +186,31 @@ impl Matrix {
         Ok(Made { bytes, order })
     }
 
-    fn unpack(&self, packed: &[u8], rows: std::ops::Range<usize>, codes: &mut [u8]) {
+    /// Stored rows that the matrix has, as many together as are unpacked at a time.
+    fn runs(&self) -> Vec<Range<usize>> {
+        let (rows, Every { first, step, .. }) = (self.shape[0], self.every);
+        let Packing::Turned { experts } = self.codes.packing else {
+            // Rows between those that are wanted are not unpacked.
+            let (together, stored) = (if step == 1 { ROWS } else { 1 }, rows * step);
+            let starts = (first..stored).step_by(together.max(step));
+            return starts.map(|start| start..stored.min(start + together)).collect();
+        };
+        // One kind of rows after another, expert by expert.
+        let each = rows / experts;
+        let of_expert = |expert: usize| {
+            let start = (expert * step + first) * each;
+            let starts = (start..start + each).step_by(ROWS);
+            starts.map(move |at| at..(at + ROWS).min(start + each))
+        };
+        (0..experts).flat_map(of_expert).collect()
+    }
+
+    fn unpack(&self, packed: &[u8], rows: Range<usize>, codes: &mut [u8]) {
         let [total, cols] = self.shape;
         match self.codes.packing {
+            Packing::Turned { experts } => {
+                unpack::turned(packed, total / experts * self.every.step, cols, rows, codes);
+            }
             Packing::Awq => unpack::awq(packed, total, cols, rows, codes),
             Packing::Down(bits) => unpack::down(packed, bits, total, cols, rows, codes),
             Packing::Nibbles(row_bytes) => unpack::nibbles(packed, row_bytes, cols, rows, codes),

@@ -36,6 +36,7 @@ pub use gptq::Gptq;
 pub use matrix::Matrix;
 pub use modelopt::parse_hf_quant_config;
 pub(super) use mxfp4::rows as mxfp4_rows;
+pub(super) use piece::Pieces;
 
 use super::gguf::RowOrder;
 use super::json::Fields;
@@ -45,14 +46,13 @@ use crate::error::{ModelError, Result};
 use crate::family::{ExpertTensors, Family};
 use crate::mtp;
 use crate::quant::{BlockFormat, Encoding};
-use crate::weights::{WeightSpec, weight_specs};
+use crate::weights::{TensorSpec, WeightSpec, weight_specs};
 use options::Options;
-use piece::Pieces;
 
 /// What is loaded, for the sentences that refuse the rest.
 pub const SUPPORTED: &str = "supported: AWQ (4 bits, gemm), GPTQ (4 bits, symmetric 8 bits, act-order), compressed-tensors \
-    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized), ModelOpt (NVFP4, FP8), FP8 (per tensor or in \
-    blocks), MXFP4 (experts of gpt-oss), GGUF files, and unquantized BF16, F16 and F32";
+    (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized), ModelOpt (NVFP4, FP8), FP8 (per tensor, per \
+    row or in blocks), MXFP4 (experts of gpt-oss), GGUF files, and unquantized BF16, F16 and F32";
 
 /// The table in Markdown, as it stands in the documentation.
 pub const TABLE: &str = "\
@@ -61,7 +61,8 @@ pub const TABLE: &str = "\
 | `awq` | 4 bits with zero points, version gemm | |
 | `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
 | `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity and no transforms |
-| `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | |
+| `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | experts also as one tensor (`*_proj`, `*_proj_scale_inv`) where the unquantized model has them so |
+| `fbgemm_fp8` | e4m3 with one scale a row | Llama 4's experts as one tensor (`*_proj`, `*_proj_scale`) |
 | `modelopt` | `quant_algo` NVFP4, FP8 and MIXED_PRECISION of the two | also where only hf_quant_config.json says so |
 | `mxfp4` | the experts of gpt-oss (`*_blocks`, `*_scales`) | |
 ";
@@ -114,6 +115,7 @@ impl Quantization {
             "gptq" => Gptq::parse(options).map(Self::Gptq),
             "compressed-tensors" => Compressed::parse(options).map(Self::Compressed),
             "fp8" => Fp8::parse(options).map(Self::Fp8),
+            "fbgemm_fp8" => Fp8::parse_of_rows(options).map(Self::Fp8),
             "modelopt" => modelopt::parse(options),
             "mxfp4" if family.mixture.is_some_and(|m| m.stored == ExpertTensors::Stacked) => {
                 mxfp4::parse(options).map(|()| Self::Mxfp4)
@@ -135,6 +137,14 @@ impl Quantization {
             Self::Fp8(fp8) => fp8.plan(module, shape, pieces),
             Self::ModelOpt => modelopt::plan(module, shape, pieces),
             Self::Mxfp4 => Ok(None),
+        }
+    }
+
+    /// The matrix of all experts that are one tensor of `[experts, rows, columns]`, unless it is stored plain.
+    fn plan_experts(&self, stored: &str, shape: [usize; 3], pieces: &Pieces<'_>) -> Result<Option<Matrix>> {
+        match self {
+            Self::Fp8(fp8) => fp8.plan_experts(stored, shape, pieces),
+            _ => Ok(None),
         }
     }
 }
@@ -166,7 +176,16 @@ fn make(
     let mut seen = BTreeSet::new();
     // Of a tensor that holds several projections there are several parts.
     for part in parts.iter().filter(|part| seen.insert(part.name.as_str())) {
+        if let [experts, rows, cols] = part.shape[..] {
+            let pieces = Pieces { shards, index, location };
+            if let Some(matrix) = quantization.plan_experts(&part.name, [experts, rows, cols], &pieces)? {
+                put(part, &matrix, shards, index);
+            }
+        }
         let [rows, cols] = part.shape[..] else { continue };
+        if is_made(&part.name, shards, index) {
+            continue;
+        }
         let Some(module) = part.name.strip_suffix(".weight") else { continue };
         // A table of rows to look up, in no scheme quantized as a linear layer is.
         if module.ends_with("embed_tokens") {
@@ -174,13 +193,7 @@ fn make(
         }
         let pieces = Pieces { shards, index, location };
         if let Some(matrix) = quantization.plan(module, [rows, cols], &pieces)? {
-            for piece in matrix.pieces() {
-                index.remove(&piece.name);
-            }
-            let codes = &matrix.codes.piece;
-            let (shard, entry) = (codes.shard, entry(&matrix, shards));
-            index.insert(part.name.clone(), shard);
-            shards[shard].entries.insert(part.name.clone(), entry);
+            put(part, &matrix, shards, index);
         }
         let bias = format!("{module}.bias");
         if !known.contains(bias.as_str()) && is_zero(shards, index, &bias) {
@@ -190,6 +203,23 @@ fn make(
         refuse_leftovers(module, &known, shards, index)?;
     }
     Ok(())
+}
+
+/// Whether it was made where experts are looked for.
+fn is_made(tensor: &str, shards: &[Shard], index: &Index) -> bool {
+    let entry = index.get(tensor).and_then(|number| shards.get(*number)?.entries.get(tensor));
+    entry.is_some_and(|entry| matches!(entry.form, Form::Quantized(..)))
+}
+
+/// Makes a matrix the tensor that is asked for; its parts are no longer named.
+fn put(part: &TensorSpec, matrix: &Matrix, shards: &mut [Shard], index: &mut Index) {
+    for piece in matrix.pieces() {
+        index.remove(&piece.name);
+    }
+    let shard = matrix.codes.piece.shard;
+    let entry = Entry { shape: part.shape.clone(), ..entry(matrix, shards) };
+    index.insert(part.name.clone(), shard);
+    shards[shard].entries.insert(part.name.clone(), entry);
 }
 
 /// The matrix as one tensor, whose rows are in the order of those of its codes.

@@ -67,6 +67,17 @@ pub fn nibbles(packed: &[u8], row_bytes: usize, cols: usize, rows: Range<usize>,
     }
 }
 
+/// One code a byte, of each of several matrices `[cols, total]`. The range lies in one of them; rows of all are counted on.
+pub fn turned(packed: &[u8], total: usize, cols: usize, rows: Range<usize>, out: &mut [u8]) {
+    let (matrix, first) = (rows.start / total, rows.start % total);
+    for col in 0..cols {
+        let from = (matrix * cols + col) * total + first;
+        for (i, code) in packed[from..from + rows.len()].iter().enumerate() {
+            out[i * cols + col] = *code;
+        }
+    }
+}
+
 /// One code a byte: rows of whole bytes, of which the first `cols` are codes.
 pub fn bytes(packed: &[u8], row_bytes: usize, cols: usize, rows: Range<usize>, out: &mut [u8]) {
     for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
