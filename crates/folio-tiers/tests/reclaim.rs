@@ -113,12 +113,12 @@ fn skewed_requests_hit_more_than_where_the_oldest_goes() {
     assert!(store.stats().bytes_copied <= begun(&files) * COPIED_MAX);
 }
 
-/// Whatever is stored, asked for, expires and is started anew: the size holds, what is declared stays, and what is said to be there is.
+/// Whatever is stored, asked for, expires, is killed and started anew: the size holds, what is declared stays, and what is said to be there is.
 #[test]
 fn whatever_is_done_the_size_holds_and_what_is_declared_stays() {
     let (mut copied_ever, mut reclaimed_ever) = (0, 0);
     for seed in 0..6 {
-        let files = noise::Files::default();
+        let mut files = noise::Files::default();
         let time = Arc::new(AtomicU64::new(1_000_000));
         let shown = time.clone();
         let clock = WallClock::new(move || shown.load(Relaxed));
@@ -147,7 +147,10 @@ fn whatever_is_done_the_size_holds_and_what_is_declared_stays() {
                     let stats = store.stats();
                     (copied, reclaimed_ever) =
                         (copied + stats.bytes_copied, reclaimed_ever + stats.reclaimed_blocks);
+                    // As a process leaves it that is killed, or one that ends.
+                    let killed = files.copy();
                     drop(store);
+                    files = if random.below(2) == 0 { killed } else { files };
                     store = open(&files, clock.clone());
                     assert_eq!(lasting(&store), before, "seed {seed}");
                 }
