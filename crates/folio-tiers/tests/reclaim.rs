@@ -134,7 +134,7 @@ fn whatever_is_done_the_size_holds_and_what_is_declared_stays() {
             let number = random.below(few);
             let class = match number {
                 0..4 => Class::Declared,
-                _ if number % 7 == 0 => Class::Low,
+                _ if number.is_multiple_of(7) => Class::Low,
                 _ => Class::Ordinary,
             };
             match random.below(100) {
@@ -163,7 +163,7 @@ fn whatever_is_done_the_size_holds_and_what_is_declared_stays() {
                 }
                 _ => {
                     let end = time.load(Relaxed) + 1 + random.below(20);
-                    let expires_s = (number % 5 == 0 && class < Class::Declared).then_some(end as u32);
+                    let expires_s = (number.is_multiple_of(5) && class < Class::Declared).then_some(end as u32);
                     let stored = put(&store, number, &About { class, expires_s, ..ABOUT });
                     if let (Stored::New, Some(end)) = (stored, expires_s) {
                         expire.insert(number, end.into());
