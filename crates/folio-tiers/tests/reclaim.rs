@@ -163,7 +163,8 @@ fn whatever_is_done_the_size_holds_and_what_is_declared_stays() {
                 }
                 _ => {
                     let end = time.load(Relaxed) + 1 + random.below(20);
-                    let expires_s = (number.is_multiple_of(5) && class < Class::Declared).then_some(end as u32);
+                    let expires_s =
+                        (number.is_multiple_of(5) && class < Class::Declared).then_some(end as u32);
                     let stored = put(&store, number, &About { class, expires_s, ..ABOUT });
                     if let (Stored::New, Some(end)) = (stored, expires_s) {
                         expire.insert(number, end.into());
