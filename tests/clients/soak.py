@@ -29,7 +29,7 @@ SERVER_ARGS = ["--max-num-seqs", "24", "--max-queued-requests", "4"]
 SHORT = ((1, 5, 20, 40), ["--max-model-len", "1024"], BLOCKS)
 # Tiers that are servers keep 64 blocks together: short blocks, and prompts of several hundred tokens.
 SERVERS = ("valkey", "s3")
-LONG = ((1, 20, 100, 140), ["--max-model-len", "2048", "--block-size", "8"], 8 * BLOCKS)
+LONG = ((1, 20, 110, 130), ["--max-model-len", "2048", "--block-size", "8"], 8 * BLOCKS)
 # A server's memory settles after some thousand requests, however long they take: a soak on a busy machine goes on until then.
 COMPLETED_MIN = 4000
 # Growth of the resident set over the second half of the completed requests that is taken for noise.
@@ -152,13 +152,12 @@ def remote(tier, folder):
 
 
 def check_tiers(server, router, tiers):
-    """Each was used, none is larger than it may be, those that are servers answered, and a router knows what the others hold."""
+    """Each was used, none is larger than it may be, and a router knows what the engine, and what is here, hold."""
     for tier in tiers:
         did = {event: server.metric("folio:tier_blocks_total", tier=tier, event=event) for event in ("stored", "loaded", "evicted")}
         print(f"{tier}: {did}")
         assert did["stored"] > 0 and did["loaded"] > 0, (tier, did)
         if tier in SERVERS:
-            assert server.metric("folio:tier_up", tier=tier) == 1, tier
             continue
         used, limit = (server.metric("folio:tier_bytes", tier=tier, state=state) for state in ("used", "limit"))
         assert used <= limit, (tier, used, limit)
