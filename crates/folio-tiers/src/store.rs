@@ -356,6 +356,15 @@ impl DiskStore {
         self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
+    /// A block is wanted by who has it. Whether it can be found here; then it counts as used. `bytes`: of it and its lineage.
+    pub(crate) fn want(&self, key: &BlockKey, bytes: usize) -> bool {
+        let Some(place) = self.index.find(key.into()) else { return self.contains(key) };
+        if let Some(segment) = self.segment(place.segment) {
+            self.touch(&segment, place.page, record::pages(bytes));
+        }
+        true
+    }
+
     /// Somebody got a record of so many pages, or has what is in it.
     fn touch(&self, segment: &Segment, page: u32, pages: usize) {
         let now = self.uses.pass(pages as u64);
@@ -426,13 +435,7 @@ impl DiskStore {
         if bytes > most {
             return Err(PutError::TooLarge { bytes, most });
         }
-        if let Some(place) = self.index.find((&entry.key).into()) {
-            if let Some(segment) = self.segment(place.segment) {
-                self.touch(&segment, place.page, record::pages(bytes));
-            }
-            return Ok(Stored::There);
-        }
-        if self.contains(&entry.key) {
+        if self.want(&entry.key, bytes) {
             return Ok(Stored::There);
         }
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);

@@ -10,9 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use common::device::{compute, contents, device, prompt, store_order};
 use common::{ABOUT, block, config, key, tenant};
 use folio_tiers::io::Folder;
-use folio_tiers::{About, Class, DiskConfig, DiskStore, Stored, WallClock};
+use folio_tiers::{About, Class, DiskConfig, DiskStore, Store, Stored, WallClock};
 
 /// A record takes two pages: there is room for 14 segments of 7 records.
 const LENGTH: usize = 5000;
@@ -72,6 +73,25 @@ fn what_is_asked_for_is_written_again_when_its_segment_goes() {
     let stats = store.stats();
     assert!(stats.reclaimed_blocks > 250 && stats.bytes_copied > 0, "{stats:?}");
     assert!(stats.bytes_copied <= begun(&files) * COPIED_MAX, "{stats:?}");
+}
+
+/// What the cache in front still has is not got from here: that it is to be kept again counts as well.
+#[test]
+fn what_is_to_be_kept_again_is_written_again_when_its_segment_goes() {
+    let files = noise::Files::default();
+    let store = open(&files, WallClock::default());
+    let device = device(4, &[]);
+    let keep = |seed: u32| {
+        let hashes = prompt(1, seed, 1);
+        let contents = contents(&device, &hashes, 0, 1);
+        compute(&device, &contents);
+        store.store(&device, &store_order(&hashes, contents), &|| true, &mut Vec::new()).blocks
+    };
+    assert_eq!(keep(0), 1);
+    for seed in 1..1000 {
+        assert_eq!((keep(seed), keep(0)), (1, 0), "behind {seed} others");
+    }
+    assert!(DiskStore::stats(&store).reclaimed_blocks > 500);
 }
 
 /// Of requests of which few are for most of the blocks more are hits than where the oldest segment goes.
