@@ -95,7 +95,7 @@ pub(crate) enum Asked {
     Command(Frame),
 }
 
-/// A number of 8 bytes, big-endian, and before it empty frames: a REQ puts one there, a DEALER as many as it likes.
+/// A number of 8 bytes, big-endian, and before it empty frames: a REQ puts one there, a DEALER up to three.
 pub(crate) async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Result<Asked, PeerError> {
     let mut frames = 0;
     loop {
