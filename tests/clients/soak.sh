@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Both soaks of soak.py: without tiers for so many seconds, with tiers for a quarter of that;
-# either goes on until enough requests are completed. Whoever ends this script ends the soak and its server.
+# The soaks of soak.py: without tiers for so many seconds, with memory and a disk for an eighth of that, with a Valkey and with a bucket for a
+# sixteenth each; each goes on until enough requests are completed. Whoever ends this script ends the soak and its server.
 #
 #   tests/clients/soak.sh target/release/folio SECONDS
 set -euo pipefail
@@ -22,4 +22,6 @@ soak() {
 }
 
 soak --seconds "$seconds"
-soak --seconds $((seconds / 4 + 10)) --seed 2 --tiers
+soak --seconds $((seconds / 8 + 10)) --seed 2 --tiers host,disk
+soak --seconds $((seconds / 16 + 5)) --seed 4 --requests 20 --completed 200 --tiers valkey
+soak --seconds $((seconds / 16 + 5)) --seed 5 --requests 20 --completed 200 --tiers s3

@@ -21,6 +21,6 @@ step() {
 tests=(python3 -u -m pytest -v -p no:cacheprovider --tb=short -o faulthandler_timeout=600)
 step kills env FOLIO_KILLS="${FOLIO_KILLS:-100}" "${tests[@]}" test_disk_kv.py -k killed_at_any_time
 step events env FOLIO_KV_EVENTS_REQUESTS="${FOLIO_KV_EVENTS_REQUESTS:-6000}" "${tests[@]}" test_kv_events.py -k "long_random or restart"
-step soak python3 -u soak.py --seconds "$soak_seconds" --seed 3 --tiers
+step soak python3 -u soak.py --seconds "$soak_seconds" --seed 3 --tiers host,disk
 step noise env FOLIO_NOISE_ROUNDS="${FOLIO_NOISE_ROUNDS:-20000}" cargo test --locked -p folio-tiers --test noise
 exit $failed

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::counts::{Counts, Peer, add};
 use crate::log::{Log, Read};
-use crate::zmtp::{Frame, PeerError, begin_frame, put_frame, read_frame, shake_hands};
+use crate::zmtp::{Asked, Frame, PeerError, begin_frame, put_frame, read_frame, read_request, shake_hands};
 
 /// Connections of one socket.
 pub(crate) const PEERS_MAX: usize = 256;
@@ -29,8 +29,6 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const STALLED: Duration = Duration::from_secs(60);
 /// After a failed accept: out of file descriptors, mostly.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Frames of a request: an empty one and a number.
-const REQUEST_FRAMES_MAX: usize = 4;
 /// Answers to PINGs that were not accepted yet.
 const PONGS_MAX: usize = 4;
 /// Ends a replay.
@@ -258,7 +256,15 @@ async fn replay(
     published: &Published,
 ) -> Result<(), PeerError> {
     loop {
-        let Some(mut next) = request(&mut reader, &mut writer).await? else { continue };
+        let mut next = match read_request(&mut reader).await? {
+            Asked::Replay(number) => number,
+            Asked::Command(frame) => {
+                if let Some(pong) = frame.pong() {
+                    write(&mut writer, &pong).await?;
+                }
+                continue;
+            }
+        };
         add(&published.counts.replays, 1);
         // What is published from here on comes by the other socket.
         let end = published.log.range().1;
@@ -275,28 +281,5 @@ async fn replay(
         }
         let before: &[&[u8]] = if published.replay_topic { &[b"", b""] } else { &[b""] };
         send(&mut writer, header(before, u64::from_be_bytes(END)), &[]).await?;
-    }
-}
-
-/// The number from which on somebody wants messages. Nothing: it was no request but a command.
-async fn request(reader: &mut OwnedReadHalf, writer: &mut OwnedWriteHalf) -> Result<Option<u64>, PeerError> {
-    let mut frames = 0;
-    loop {
-        let frame = read_frame(reader).await?;
-        if frame.is_command {
-            if let Some(pong) = frame.pong() {
-                write(writer, &pong).await?;
-            }
-            return if frames == 0 { Ok(None) } else { Err(PeerError::Message) };
-        }
-        frames += 1;
-        match (frame.more, &frame.body[..]) {
-            (true, b"") if frames < REQUEST_FRAMES_MAX => {}
-            (false, number) => {
-                let number = number.try_into().map_err(|_| PeerError::Message)?;
-                return Ok(Some(u64::from_be_bytes(number)));
-            }
-            _ => return Err(PeerError::Message),
-        }
     }
 }

@@ -18,6 +18,8 @@ const MECHANISM: [u8; 20] = *b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
+/// Of a request: an empty one and a number.
+const REQUEST_FRAMES_MAX: usize = 4;
 /// Commands may have names of so many bytes of their own frames.
 const PONG_CONTEXT_MAX: usize = 16;
 
@@ -82,6 +84,35 @@ pub(crate) async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> Result<Fr
     let mut body = vec![0; length as usize];
     from.read_exact(&mut body).await?;
     Ok(Frame { is_command: flags & COMMAND != 0, more: flags & MORE != 0, body })
+}
+
+/// What a peer wants of a socket that answers.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// Messages from this number on.
+    Replay(u64),
+    /// Nothing: it says something of the connection.
+    Command(Frame),
+}
+
+/// A number of 8 bytes, big-endian, and before it empty frames: a REQ puts one there, a DEALER up to three.
+pub(crate) async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Result<Asked, PeerError> {
+    let mut frames = 0;
+    loop {
+        let frame = read_frame(from).await?;
+        if frame.is_command {
+            return if frames == 0 { Ok(Asked::Command(frame)) } else { Err(PeerError::Message) };
+        }
+        frames += 1;
+        match (frame.more, &frame.body[..]) {
+            (true, b"") if frames < REQUEST_FRAMES_MAX => {}
+            (false, number) => {
+                let number = number.try_into().map_err(|_| PeerError::Message)?;
+                return Ok(Asked::Replay(u64::from_be_bytes(number)));
+            }
+            _ => return Err(PeerError::Message),
+        }
+    }
 }
 
 /// Appends what stands before a frame's body, which is part of a message.
@@ -220,6 +251,36 @@ mod tests {
         let ping = frame(b"\x04\x09\x04PING\0\0xy").await.unwrap();
         assert_eq!(ping.pong().unwrap(), b"\x04\x07\x04PONGxy");
         assert_eq!(frame(b"\x04\x03\x04PI").await.unwrap().command(), None);
+    }
+
+    async fn asked(bytes: &[u8]) -> Result<Asked, PeerError> {
+        read_request(&mut &bytes[..]).await
+    }
+
+    #[tokio::test]
+    async fn the_request_of_a_replay_is_whole_or_none() {
+        for (before, number) in [(0, 0), (1, 7), (3, u64::MAX)] {
+            let good = [&[MORE, 0].repeat(before)[..], &[0, 8], &number.to_be_bytes()].concat();
+            assert_eq!(asked(&good).await.unwrap(), Asked::Replay(number));
+            for end in 0..good.len() {
+                assert!(asked(&good[..end]).await.is_err(), "cut off at {end}");
+            }
+            // Another bit is another number, or no request; never a command.
+            for bit in 0..8 * good.len() {
+                let mut wrong = good.clone();
+                wrong[bit / 8] ^= 1 << (bit % 8);
+                match asked(&wrong).await {
+                    Ok(Asked::Replay(of)) => assert_eq!((of ^ number).count_ones(), 1, "bit {bit}"),
+                    Ok(Asked::Command(_)) => assert_eq!(bit, 2),
+                    Err(_) => assert!(bit / 8 < good.len() - 8, "bit {bit}"),
+                }
+            }
+        }
+        let command = Frame { is_command: true, more: false, body: b"\x04PING\0\0xy".to_vec() };
+        assert_eq!(asked(b"\x04\x09\x04PING\0\0xy").await.unwrap(), Asked::Command(command));
+        for wrong in [&[MORE, 0].repeat(4)[..], &[MORE, 0, COMMAND, 0], &[MORE, 1, 5], &[0, 0], &[0, 7, 0]] {
+            assert!(asked(wrong).await.is_err(), "{wrong:?}");
+        }
     }
 
     /// A peer's first bytes, changed at random: whatever they are, they end, and nothing is longer than it may be.

@@ -44,6 +44,13 @@ pub struct RunReport {
     /// Transfers into tables of sequences; those of them that began with something left to compute before them, and those whose
     /// content was taken.
     pub sequence_transfers: u64,
+    /// Deaths of an engine; requests that it owed answers, those of them that were asked again, blocks that tiers gave up meanwhile, and those
+    /// that they had stored before and were loaded behind it.
+    pub crashes: u64,
+    pub lost_requests: u64,
+    pub repeated_requests: u64,
+    pub reclaimed_blocks: u64,
+    pub recovered_blocks: u64,
     /// That the scheduler ordered of a tier.
     pub tier_loads: u64,
     /// Of those, what had not reported when the last request had ended.
@@ -151,6 +158,11 @@ impl RunReport {
         self.late_transfers += other.late_transfers;
         self.wanted_late_slots += other.wanted_late_slots;
         self.sequence_transfers += other.sequence_transfers;
+        self.crashes += other.crashes;
+        self.lost_requests += other.lost_requests;
+        self.repeated_requests += other.repeated_requests;
+        self.reclaimed_blocks += other.reclaimed_blocks;
+        self.recovered_blocks += other.recovered_blocks;
         self.tier_loads += other.tier_loads;
         self.unreported_loads += other.unreported_loads;
         self.tier_stores += other.tier_stores;

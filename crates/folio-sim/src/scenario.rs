@@ -93,6 +93,8 @@ pub struct Scenario {
     pub drafter: bool,
     /// Some sequences come with drafts, of which so many in a hundred are right; 0: none.
     pub drafts: u64,
+    /// The engine's process dies before this step of the simulation.
+    pub crashes_at: Option<u64>,
     pub seed: u64,
 }
 
@@ -213,6 +215,7 @@ impl Scenario {
             && drafter(&mut Rng::new(seed ^ 0xd4a7), &cache, &mut groups, &mut clients);
         let beside = &mut Rng::new(seed ^ 0x1ea5);
         adapters(&mut Rng::new(seed ^ 0xada9), &mut clients, config.max_adapters);
+        let crashing = &mut Rng::new(seed ^ 0xc4a5);
         Self {
             preempts_one_in: if seed % 4 == 1 && !config.guarantee_completion { 4 + seed % 37 } else { 0 },
             pins: keeping::limits(keeping, blocks, largest.div_ceil(block_tokens)),
@@ -237,6 +240,7 @@ impl Scenario {
             drafter,
             drafts: if seed % 5 < 2 { 25 * (seed % 4 + 1) } else { 0 },
             fails_one_in: if rng.one_in(6) { rng.range(5, 60) } else { 0 },
+            crashes_at: crashing.one_in(12).then(|| crashing.skewed(1, 150)),
             seed,
         }
     }

@@ -12,7 +12,7 @@ use folio_engine::{
     AdapterId, AdapterReport, CacheCommand, CancelRequest, FinishReason, Micros, Scheduler, WaitingFor, turn,
 };
 use folio_kv::{
-    EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, TierId, default_policy,
+    BlockHashes, EvictionPolicy, GroupConfig, KvCache, Layout, LruLeafFirst, TenantId, TierId, default_policy,
 };
 
 use crate::keeping;
@@ -38,6 +38,38 @@ pub fn run_seed(seed: u64) -> Result<RunReport, String> {
     })
 }
 
+/// An empty cache, and who records its events.
+fn new_cache(scenario: &Scenario) -> (KvCache, Mirror) {
+    let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
+        0 => Box::new(LruLeafFirst::new()),
+        _ => default_policy(0.01),
+    };
+    let mut cache = KvCache::with_groups(scenario.cache, &scenario.groups, policy);
+    cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
+    cache.set_pin_limits(scenario.pins);
+    let mirror = Mirror::new(&mut cache, scenario.events_most);
+    (cache, mirror)
+}
+
+/// One that was asked for nothing yet.
+fn new_scheduler(world: &World, cache: &mut KvCache) -> Scheduler {
+    let scenario = &world.scenario;
+    let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
+    let (keeps, has_tier) = (scenario.swaps, scenario.has_tier || scenario.swaps);
+    let scheduler = scheduler
+        .with_overlap(world.executor.depth(), world.executor.lag())
+        .with_drafter(world.executor.drafter());
+    let mut scheduler = if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler }
+        .swapping_to(keeps.then_some(TierId(0)));
+    if !scenario.pages_adapters() {
+        for id in (1..=3).filter_map(NonZeroU32::new).map(AdapterId) {
+            let report = AdapterReport { id, weights: Ok(Arc::default()) };
+            scheduler.adapter_read(cache, report, world.now);
+        }
+    }
+    scheduler
+}
+
 /// See the module documentation.
 pub struct Simulator {
     scheduler: Scheduler,
@@ -51,6 +83,11 @@ pub struct Simulator {
     waiting: Rng,
     storing: Rng,
     reading: Rng,
+    crashing: Rng,
+    /// Behind a crash: when the first tier knows what it has.
+    indexed: Option<Micros>,
+    /// Tokens of those whose answers ended before it.
+    delivered_before: u64,
     /// When who is told that what it waits for is there.
     reports: Vec<(Micros, RequestId, WaitingFor)>,
     arriving: VecDeque<Client>,
@@ -64,29 +101,10 @@ pub struct Simulator {
 
 impl Simulator {
     pub fn new(scenario: Scenario) -> Self {
-        let policy: Box<dyn EvictionPolicy> = match scenario.seed % 2 {
-            0 => Box::new(LruLeafFirst::new()),
-            _ => default_policy(0.01),
-        };
-        let mut cache = KvCache::with_groups(scenario.cache, &scenario.groups, policy);
-        cache.set_quotas(&scenario.quotas).expect("scenarios have quotas that can be");
-        cache.set_pin_limits(scenario.pins);
-        let mirror = Mirror::new(&mut cache, scenario.events_most);
-        let scheduler = Scheduler::new(scenario.config.clone()).expect("scenarios have valid limits");
-        let (seed, keeps) = (scenario.seed, scenario.swaps);
-        let has_tier = scenario.has_tier || keeps;
+        let seed = scenario.seed;
+        let (mut cache, mirror) = new_cache(&scenario);
         let world = World::new(scenario, &cache);
-        let scheduler = scheduler
-            .with_overlap(world.executor.depth(), world.executor.lag())
-            .with_drafter(world.executor.drafter());
-        let mut scheduler = if has_tier { scheduler.with_tiers([1, 2]) } else { scheduler }
-            .swapping_to(keeps.then_some(TierId(0)));
-        if !world.scenario.pages_adapters() {
-            for id in (1..=3).filter_map(NonZeroU32::new).map(AdapterId) {
-                let report = AdapterReport { id, weights: Ok(Arc::default()) };
-                scheduler.adapter_read(&mut cache, report, Micros(0));
-            }
-        }
+        let scheduler = new_scheduler(&world, &mut cache);
         Self {
             scheduler,
             keeping: Rng::new(seed ^ 0x9e7b),
@@ -96,6 +114,9 @@ impl Simulator {
             waiting: Rng::new(seed ^ 0x3a17),
             storing: Rng::new(seed ^ 0x5707),
             reading: Rng::new(seed ^ 0x4ea2),
+            crashing: Rng::new(seed ^ 0xc4a6),
+            indexed: None,
+            delivered_before: 0,
             reports: Vec::new(),
             arriving: world.scenario.clients.iter().cloned().collect(),
             streams: Vec::new(),
@@ -122,6 +143,9 @@ impl Simulator {
             let counters = self.scheduler.counters();
             if counters.steps > limit + counters.late_rows {
                 return Err(format!("not finished after {limit} steps: starvation or livelock"));
+            }
+            if self.world.scenario.crashes_at == Some(self.report.steps) {
+                self.crash();
             }
             self.step()?;
         }
@@ -155,8 +179,9 @@ impl Simulator {
         let arrived = arrived.into_iter().map(|request| {
             let (request, hashes) = request.hashed(block_tokens);
             // Two tiers, each with parts of its own.
-            let stored = (0..2).map(|_| self.stored(&request)).collect();
-            (request, hashes.with_stored(stored))
+            let (first, second) = (self.stored(&request), self.stored(&request));
+            let first = self.recovered(&hashes, &request).unwrap_or(first);
+            (request, hashes.with_stored(vec![first, second]))
         });
         let arrived: Vec<_> = arrived.collect();
         arrived.iter().for_each(|(request, _)| self.drafters.open(request));
@@ -226,6 +251,49 @@ impl Simulator {
         let mut ranges: Vec<Range<u32>> = ranges.filter(|range| !range.is_empty()).collect();
         ranges.dedup_by(|next, range| next.start <= range.end);
         ranges
+    }
+
+    /// Behind a crash: what the first tier has of a prompt, which is what the engine before had stored there. Nothing, until it knows.
+    fn recovered(&self, hashes: &BlockHashes, request: &Request) -> Option<Vec<Range<u32>>> {
+        let indexed = self.indexed?;
+        let size = self.cache.config().block_tokens;
+        let most = (request.prompt.len() as u32 - 1) / size;
+        let mut ranges: Vec<Range<u32>> = Vec::new();
+        for (index, hash) in (0..most).zip(hashes.iter(request.root.declared_blocks() > 0)) {
+            match ranges.last_mut() {
+                _ if self.world.now < indexed || !self.world.transfers.has_kept(hash) => {}
+                Some(last) if last.end == index => last.end += 1,
+                _ => ranges.push(index..index + 1),
+            }
+        }
+        // Loads end where blocks of all groups do.
+        let ranges = ranges.into_iter().map(|range| range.start..self.cache.border(range.end * size) / size);
+        Some(ranges.filter(|range| !range.is_empty()).collect())
+    }
+
+    /// The engine's process dies, and another begins in its place. Who was owed an answer, and did not leave, asks again.
+    fn crash(&mut self) {
+        let now = self.world.now;
+        self.report.crashes += 1;
+        (self.cache, self.mirror) = new_cache(&self.world.scenario);
+        self.world.restart(&self.cache, &mut self.crashing, &mut self.report);
+        self.scheduler = new_scheduler(&self.world, &mut self.cache);
+        self.drafters = Drafters::default();
+        self.reports.clear();
+        self.cancellations.clear();
+        (self.idle_turns, self.outside_turns) = (0, 0);
+        self.indexed = Some(Micros(now.0 + self.crashing.skewed(1, 200_000)));
+        let lost = self.streams.extract_if(.., |stream| stream.finished.contains(&None));
+        let lost: Vec<ClientStream> = lost.collect();
+        self.report.lost_requests += lost.len() as u64;
+        let delivered: usize = self.streams.iter().flat_map(|stream| &stream.tokens).map(Vec::len).sum();
+        self.delivered_before = delivered as u64;
+        for stream in lost.into_iter().filter(|stream| stream.left.is_none()) {
+            self.report.repeated_requests += 1;
+            let arrives = Micros(now.0 + self.crashing.skewed(1, 50_000));
+            let at = self.arriving.partition_point(|client| client.arrives <= arrives);
+            self.arriving.insert(at, Client { arrives, ..stream.client });
+        }
     }
 
     /// Those beside the steps go on.
@@ -463,7 +531,7 @@ impl Simulator {
             return Err(format!("{} blocks are still held at the end", stats.active_blocks));
         }
         let delivered: usize = self.streams.iter().flat_map(|stream| &stream.tokens).map(Vec::len).sum();
-        if delivered as u64 != self.scheduler.counters().generation_tokens {
+        if delivered as u64 != self.delivered_before + self.scheduler.counters().generation_tokens {
             return Err("delivered tokens and the counter differ".into());
         }
         Ok(())

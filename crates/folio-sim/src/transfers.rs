@@ -10,6 +10,8 @@
 //! which the scheduler gives them. They end in any order, some with damaged bytes. A transfer leaves anything in its slots before it leaves the content there, so whoever else reads or writes them is found out
 //! by other bytes. Some loads are given up early: their transfers go on and report late, and until then nobody is given their slots. One of a tier's
 //! may never report, as long as anybody is left who gets on without its slots.
+//!
+//! Where the engine dies all of that goes with it. Its tiers still have what they said that they had stored, but for what they gave up since.
 
 use std::collections::HashSet;
 
@@ -143,8 +145,10 @@ pub(crate) struct Transfers {
     begun: u64,
     ended: u64,
     now: Micros,
-    /// What tiers were given to keep of preempted sequences, and kept.
+    /// Blocks of group 0 that tiers were given to keep, and said that they had stored.
     kept: HashSet<BlockHash>,
+    /// The engine is not the one that had it stored.
+    restarted: bool,
 }
 
 impl Transfers {
@@ -163,7 +167,30 @@ impl Transfers {
             ended: 0,
             now: Micros(0),
             kept: HashSet::new(),
+            restarted: false,
         }
+    }
+
+    /// Those of an engine that died were `before`. What was under way went with it; tiers still have what they had stored, but for what
+    /// they gave up for other content, and of what they were just reading they may have a beginning that they did not tell of.
+    pub fn restart(&mut self, before: Self, crashing: &mut Rng, report: &mut RunReport) {
+        (self.rng, self.losing, self.lost, self.next) = (before.rng, before.losing, before.lost, before.next);
+        (self.now, self.kept, self.restarted) = (before.now, before.kept, true);
+        for reader in before.readers.iter().filter(|reader| !reader.torn && before.now < reader.until) {
+            let begun = crashing.range(0, reader.stores.len() as u64) as usize;
+            self.kept.extend(hashes_of(&reader.stores[..begun]));
+        }
+        let had = self.kept.len();
+        // Not by the order of the set, which is another in each run.
+        let salt = crashing.word();
+        let word = |hash: &BlockHash| u64::from_le_bytes(hash.0[..8].try_into().expect("eight bytes"));
+        self.kept.retain(|hash| !mix(word(hash) ^ salt).is_multiple_of(8));
+        report.reclaimed_blocks += (had - self.kept.len()) as u64;
+    }
+
+    /// Whether a tier said that it had stored a block of group 0, and did not give it up.
+    pub fn has_kept(&self, hash: &BlockHash) -> bool {
+        self.kept.contains(hash)
     }
 
     /// Something is held or owed.
@@ -507,7 +534,9 @@ impl Transfers {
                 report.tier_loads += 1;
                 report.prefetch_loads += u64::from(prefetch);
                 let is_kept = |content: &&Content| content.group == 0 && self.kept.contains(&content.hash);
-                report.kept_blocks_loaded += contents.iter().filter(is_kept).count() as u64;
+                let kept = contents.iter().filter(is_kept).count() as u64;
+                report.kept_blocks_loaded += kept;
+                report.recovered_blocks += if self.restarted { kept } else { 0 };
                 let (tenant, after) = (root.tenant, 0);
                 let (load, begun, written, cancelled) = (None, false, 0, false);
                 let begins = Micros(now.0 + self.rng.skewed(1, 20_000));
@@ -553,7 +582,7 @@ impl Transfers {
         report.kept_whole += u64::from(kept == all);
         report.kept_in_part += u64::from((1..all).contains(&kept));
         report.not_kept += u64::from(kept == 0);
-        self.kept.extend(reader.stores[..kept as usize].iter().map(|content| content.hash));
+        self.kept.extend(hashes_of(&reader.stores[..kept as usize]));
         kept as u32
     }
 
@@ -617,6 +646,11 @@ impl Transfers {
 fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
     let end = ((index + 1) * config.block_tokens) as usize;
     contents[end - block_cells(config)..end].to_vec()
+}
+
+/// Of the blocks of group 0.
+fn hashes_of(contents: &[Content]) -> impl Iterator<Item = BlockHash> {
+    contents.iter().filter(|content| content.group == 0).map(|content| content.hash)
 }
 
 /// With each block of group 0 the block before it is kept, and its tokens.

@@ -18,6 +18,7 @@ use crate::cost::{CostModel, StepTime};
 use crate::head::HeadBackend;
 use crate::pipeline::Pipeline;
 use crate::plan_checks::{check_drafts, check_plan};
+use crate::report::RunReport;
 use crate::rng::Rng;
 use crate::scenario::{DECLARED, Scenario};
 use crate::transfers::Transfers;
@@ -98,6 +99,19 @@ impl World {
             transfers,
             scenario,
         }
+    }
+}
+
+impl World {
+    /// The engine's process died: nothing is on the device of the new one, whose cache is `cache`, and nothing is under way. Time goes on, and
+    /// tiers have what they had stored.
+    pub fn restart(&mut self, cache: &KvCache, crashing: &mut Rng, report: &mut RunReport) {
+        let after = Self::new(self.scenario.clone(), cache);
+        let before = std::mem::replace(self, after);
+        (self.rng, self.reading, self.trace) = (before.rng, before.reading, before.trace);
+        (self.now, self.steps) = (before.now, before.steps);
+        (self.behind_failures, self.right_drafts) = (before.behind_failures, before.right_drafts);
+        self.transfers.restart(before.transfers, crashing, report);
     }
 }
 

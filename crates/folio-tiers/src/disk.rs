@@ -64,10 +64,10 @@ impl Store for DiskStore {
                 done.left = order.contents.len() - at;
                 break;
             };
-            if self.contains(&key) {
+            let length = device.block_bytes(content.group);
+            if self.want(&key, length) {
                 continue;
             }
-            let length = device.block_bytes(content.group);
             scratch.resize(length, 0);
             device.memory.read(content.group as usize, content.block.0, scratch);
             // Asked behind the copy: only then is it what was leased.

@@ -141,7 +141,7 @@ fn write_all<'a>(
 }
 
 /// A record with zeros behind it, if it is what was written.
-fn whole(file: &dyn File, entry: &Entry, layout: &[u8; 32]) -> io::Result<Option<Pages>> {
+pub(crate) fn whole(file: &dyn File, entry: &Entry, layout: &[u8; 32]) -> io::Result<Option<Pages>> {
     let length = record::HEADER + entry.body();
     let mut record = Pages::new(length);
     if read_full(file, &mut record, u64::from(entry.page) * PAGE as u64)? < length {
@@ -159,8 +159,8 @@ fn whole(file: &dyn File, entry: &Entry, layout: &[u8; 32]) -> io::Result<Option
     })
 }
 
-/// Stores what an exported file has and the directory lacks, at most `bytes` in all: as a server with that limit would, what was of no use
-/// for longest goes for it. The directory is made where there is none. The file is read twice: nothing of one that is damaged is stored,
+/// Stores what an exported file has and the directory lacks, at most `bytes` in all: as a server with that limit would, what is worth the
+/// least goes for it. The directory is made where there is none. The file is read twice: nothing of one that is damaged is stored,
 /// and where writing fails what was written goes. (A process that is killed leaves whole blocks; importing again brings the rest.)
 pub fn import(dir: &Path, bytes: u64, path: &Path) -> Result<Moved, MoveError> {
     let of_file = |error| MoveError::File { path: path.to_owned(), error };

@@ -4,7 +4,7 @@
 //! same 64 bits are not both found: hashes are keyed, so nobody can make them, and chance does not. The table is in parts with a lock
 //! each, so that one that grows holds up 1/64 of the questions.
 //!
-//! Memory: 17 bytes a place of a table, which is at least 7/16 full once it has grown, so at most 39 a block, and 8 in its segment's list.
+//! Memory: 17 bytes a place of a table, which is at least 7/16 full once it has grown, so at most 39 a block, and 16 in its segment's list.
 
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -21,7 +21,7 @@ pub struct Place {
     pub page: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(u64);
 
 impl From<&BlockKey> for Fingerprint {
@@ -67,17 +67,34 @@ impl Index {
         self.feed.set(feed.clone()).is_ok()
     }
 
-    /// Of two places the later one stays. `event` is what there is to tell where somebody listens and it was not there.
-    pub fn insert(&self, fingerprint: Fingerprint, place: Place, event: impl FnOnce() -> Option<TierEvent>) {
+    /// Of two places the later one stays; the other is returned. `event` is what there is to tell where somebody listens and it was not there.
+    pub fn insert(
+        &self,
+        fingerprint: Fingerprint,
+        place: Place,
+        event: impl FnOnce() -> Option<TierEvent>,
+    ) -> Option<Place> {
         match self.write(fingerprint).entry(fingerprint.0) {
-            Entry::Occupied(mut known) => *known.get_mut() = place.max(*known.get()),
+            Entry::Occupied(mut known) => {
+                let before = *known.get();
+                *known.get_mut() = place.max(before);
+                Some(place.min(before))
+            }
             Entry::Vacant(new) => {
                 new.insert(place);
                 if let Some(feed) = self.feed.get() {
                     event().into_iter().for_each(|event| feed.push(event));
                 }
+                None
             }
         }
+    }
+
+    /// Whether it was at `from`; then it is at `to`, and nobody is told.
+    pub fn replace(&self, fingerprint: Fingerprint, from: Place, to: Place) -> bool {
+        let mut part = self.write(fingerprint);
+        let known = part.get_mut(&fingerprint.0).filter(|known| **known == from);
+        known.map(|known| *known = to).is_some()
     }
 
     /// Whether it was there.

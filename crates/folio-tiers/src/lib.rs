@@ -22,6 +22,7 @@ mod store;
 mod tier;
 mod types;
 mod wear;
+mod worth;
 mod writer;
 
 pub use clock::WallClock;

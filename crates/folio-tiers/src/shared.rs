@@ -247,7 +247,9 @@ impl Peers {
             let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
             segments.insert(*last, Arc::new(PeerSegment { path, fingerprints }));
             drop(segments);
-            places.iter().for_each(|(fingerprint, place)| self.index.insert(*fingerprint, *place, || None));
+            for (fingerprint, place) in &places {
+                self.index.insert(*fingerprint, *place, || None);
+            }
             engine.segments.insert(file.name.clone(), *last);
         }
     }

@@ -12,7 +12,7 @@
 //! open, so that what they took is free. An entry of the index goes before its file.
 //!
 //! Cost: `contains` a look-up under a lock that readers share; `get` one read and one decryption; `put` one encryption and one
-//! write, and once a segment the deletion of another one.
+//! write, and once a segment the deletion of another one, of which up to a quarter is read and written again.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -31,8 +31,9 @@ use crate::seal::{NONCE, OwnerKey};
 use crate::segment::{self, Entry};
 use crate::shared::{Peers, is_gone};
 use crate::types::{
-    About, BlockKey, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored,
+    About, BlockKey, Class, DataKey, DiskConfig, DiskState, DiskStats, Miss, OpenError, PutError, Stored,
 };
+use crate::worth::{UseClock, Worth};
 use crate::writer::Writer;
 
 /// What is known of a file of records.
@@ -42,14 +43,25 @@ pub(crate) struct Segment {
     pub bytes: AtomicU64,
     /// Of its records.
     pub payload: AtomicU64,
-    /// When something of it was last written or got, by the store's clock; 0 where nothing of it is of use.
-    pub used_at: AtomicU64,
-    /// Of its records, once they are known.
-    pub fingerprints: OnceLock<Box<[Fingerprint]>>,
+    /// Its blocks, as far as they are known; none where nothing of it is of use.
+    pub worth: Mutex<Worth>,
     /// It is of another version, and never deleted.
     pub is_foreign: AtomicBool,
     /// Of its blocks, a [`Class`].
     pub class: AtomicU8,
+}
+
+impl Segment {
+    pub fn new(number: u32, bytes: u64, class: Class, worth: Worth) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            bytes: AtomicU64::new(bytes),
+            payload: AtomicU64::new(0),
+            worth: Mutex::new(worth),
+            is_foreign: AtomicBool::new(false),
+            class: AtomicU8::new(class as u8),
+        })
+    }
 }
 
 /// What expires, and when.
@@ -67,6 +79,7 @@ pub(crate) struct StoreCounters {
     pub hits: AtomicU64,
     pub misses: [AtomicU64; Miss::ALL.len()],
     pub reclaimed: AtomicU64,
+    pub bytes_copied: AtomicU64,
 }
 
 /// Blocks in a directory. One process at a time writes to it.
@@ -80,8 +93,7 @@ pub struct DiskStore {
     pub(crate) writer: Mutex<Writer>,
     /// That all files count for.
     pub(crate) used: AtomicU64,
-    /// Ticks at each use of a segment.
-    clock: AtomicU64,
+    pub(crate) uses: UseClock,
     pub(crate) wall: Forward,
     ends: Mutex<Ends>,
     /// The first of them; the greatest number: nothing expires.
@@ -140,13 +152,14 @@ impl DiskStore {
         {
             return Err(OpenError::Size { bytes, segment_bytes });
         }
-        let (writer, segments, floor_s) = Writer::open(&config, &*folder)?;
+        let uses = UseClock::new(bytes);
+        let (writer, segments, floor_s) = Writer::open(&config, &*folder, &uses)?;
         let held = segments.iter().map(|segment| segment.bytes.load(Relaxed)).sum::<u64>();
         let store = Arc::new(Self {
             index: Index::new(),
             peers,
             segments: RwLock::new(segments.iter().map(|segment| (segment.number, segment.clone())).collect()),
-            clock: AtomicU64::new(u64::from(writer.next) + 1),
+            uses,
             writer: Mutex::new(writer),
             used: AtomicU64::new(Self::FIXED + held),
             wall: Forward::new(config.clock.clone(), floor_s),
@@ -232,7 +245,7 @@ impl DiskStore {
         while let Some(first) = ends.by_time.first_entry().filter(|first| u64::from(first.key().0) <= now_s) {
             let (_, fingerprint) = *first.key();
             let place = first.remove();
-            gone += u64::from(self.index.remove(fingerprint, |now| now == place));
+            gone += u64::from(self.forget(fingerprint, place));
         }
         let next = ends.by_time.first_key_value().map_or(u32::MAX, |((end, _), _)| *end);
         self.first_end.store(next, Relaxed);
@@ -268,8 +281,11 @@ impl DiskStore {
     pub fn get(&self, key: &BlockKey, data_key: &DataKey, into: &mut [u8]) -> Result<(), Miss> {
         let fingerprint = Fingerprint::from(key);
         let found = match self.index.find(fingerprint) {
-            Some(place) => self.read_record(place, key, data_key, into).inspect_err(|_| {
-                self.index.remove(fingerprint, |now| now == place);
+            // What is absent went with its segment, or is just being written again.
+            Some(place) => self.read_record(place, key, data_key, into).inspect_err(|miss| {
+                if *miss != Miss::Absent {
+                    self.forget(fingerprint, place);
+                }
             }),
             None => self.read_of_peers(fingerprint, key, data_key, into),
         };
@@ -288,9 +304,10 @@ impl DiskStore {
         into: &mut [u8],
     ) -> Result<(), Miss> {
         let segment = self.segment(place.segment).ok_or(Miss::Absent)?;
-        self.touch(&segment);
         let file = self.folder.open(&segment::name(segment.number)).map_err(|_| Miss::Io)?;
-        self.read_page(&*file, place.page, key, data_key, into).map_err(|_| Miss::Io)?
+        self.read_page(&*file, place.page, key, data_key, into).map_err(|_| Miss::Io)??;
+        self.touch(&segment, place.page, record::pages(into.len()));
+        Ok(())
     }
 
     /// The record that begins at a page.
@@ -339,8 +356,35 @@ impl DiskStore {
         self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    pub(crate) fn touch(&self, segment: &Segment) {
-        segment.used_at.store(self.clock.fetch_add(1, Relaxed), Relaxed);
+    /// A block is wanted by who has it. Whether it can be found here; then it counts as used. `bytes`: of it and its lineage.
+    pub(crate) fn want(&self, key: &BlockKey, bytes: usize) -> bool {
+        let Some(place) = self.index.find(key.into()) else { return self.contains(key) };
+        if let Some(segment) = self.segment(place.segment) {
+            self.touch(&segment, place.page, record::pages(bytes));
+        }
+        true
+    }
+
+    /// Somebody got a record of so many pages, or has what is in it.
+    fn touch(&self, segment: &Segment, page: u32, pages: usize) {
+        let now = self.uses.pass(pages as u64);
+        lock(&segment.worth).touch(page, now);
+    }
+
+    /// A block that is at a place cannot be found from then on. `false`: it is not there.
+    fn forget(&self, fingerprint: Fingerprint, place: Place) -> bool {
+        let was_there = self.index.remove(fingerprint, |now| now == place);
+        if was_there {
+            self.forget_place(place);
+        }
+        was_there
+    }
+
+    /// Nothing is found at a place any more.
+    pub(crate) fn forget_place(&self, place: Place) {
+        if let Some(segment) = self.segment(place.segment) {
+            lock(&segment.worth).forget(place.page, self.uses.now());
+        }
     }
 
     /// Writes a block, unless it is there. Once this has returned, the death of the process loses it no more.
@@ -391,13 +435,7 @@ impl DiskStore {
         if bytes > most {
             return Err(PutError::TooLarge { bytes, most });
         }
-        if let Some(place) = self.index.find((&entry.key).into()) {
-            if let Some(segment) = self.segment(place.segment) {
-                self.touch(&segment);
-            }
-            return Ok(Stored::There);
-        }
-        if self.contains(&entry.key) {
+        if self.want(&entry.key, bytes) {
             return Ok(Stored::There);
         }
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -475,6 +513,7 @@ impl DiskStore {
             hits: load(&counters.hits),
             misses: std::array::from_fn(|reason| load(&counters.misses[reason])),
             reclaimed_blocks: load(&counters.reclaimed),
+            bytes_copied: load(&counters.bytes_copied),
             direct: self.folder.is_direct(),
         }
     }

@@ -260,6 +260,8 @@ pub struct DiskStats {
     pub misses: [u64; Miss::ALL.len()],
     /// That could be found and went with their segments.
     pub reclaimed_blocks: u64,
+    /// Written again when their segments went, of the bytes written.
+    pub bytes_copied: u64,
     /// Whether files are read and written past the page cache.
     pub direct: bool,
 }

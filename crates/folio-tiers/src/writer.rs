@@ -3,14 +3,20 @@
 //! Records are appended to one segment, the open one, which takes its room on disk when it is begun and is cut to its size when it is
 //! full. Room is charged before it is taken and given back after it is free, so the directory is never larger than it may be.
 //! Content of each class has segments of its own, since whole segments go: of the lowest class first. Where there are few segments, all is of one class.
+//!
+//! Within a class the segment goes whose blocks are worth the least for what it takes ([`Worth`]). Those of its blocks that are worth more than
+//! the average of their class are written again, the most valuable first, at the beginning of the segment that is begun: up to a quarter of that, so
+//! that at most a third more is written than what comes. Nothing is opened for it: records hold in any place.
 
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use folio_engine::{Medium, TierEvent};
+use rustc_hash::FxHashSet;
 
+use crate::export;
 use crate::index::{Fingerprint, Place};
 use crate::io::{File, Folder, Listed, PAGE, Pages, read_full, write_full};
 use crate::record::{self, VERSION};
@@ -18,6 +24,7 @@ use crate::segment::{self, Contents, Entry, Found};
 use crate::store::{DiskStore, Segment, lock};
 use crate::types::{About, Class, DiskConfig, OpenError, PutError};
 use crate::wear::Wear;
+use crate::worth::{Held, UseClock, Worth};
 
 /// Of the directory: the number of the next segment, so that no file name is used twice, and who said so. `FOLIOKVD`, version and
 /// number in 4 bytes each, the CRC-32C of these 16; in 8 bytes a time that has passed, in seconds since 1970, and the CRC-32C of all 28. These
@@ -31,6 +38,9 @@ const TORN: usize = 8;
 
 /// With fewer segments than this they are not told apart by class.
 const SEGMENTS_FOR_CLASSES: u64 = 8;
+
+/// Of a segment, one in so many pages at most holds what was written before.
+const COPIED_SHARE: usize = 4;
 
 pub(crate) struct Writer {
     /// By class.
@@ -60,6 +70,22 @@ struct OpenState {
     is_full: bool,
 }
 
+/// A record whose segment went, to be written again.
+struct Survivor {
+    /// With the page where it was.
+    entry: Entry,
+    from: Place,
+    /// When its block was used last.
+    used: u32,
+    record: Pages,
+}
+
+impl Survivor {
+    fn fingerprint(&self) -> Fingerprint {
+        (&self.entry.key).into()
+    }
+}
+
 /// Room for a record, which holds its segment open.
 struct Room<'a> {
     store: &'a DiskStore,
@@ -72,10 +98,12 @@ impl Room<'_> {
         let (segment, Entry { key, length, .. }) = (&self.open.segment, entry);
         lock(&self.open.state).entries.push(Entry { page: self.page, ..entry });
         segment.payload.fetch_add(length.into(), Relaxed);
-        self.store.touch(segment);
+        let now = self.store.uses.pass(record::pages(entry.body()) as u64);
+        let held = Held { fingerprint: (&key).into(), page: self.page, used: now.tick };
+        lock(&segment.worth).add(held, now);
         let place = Place { segment: segment.number, page: self.page };
-        self.store.note_end((&key).into(), place, entry.expires_s);
-        self.store.index.insert((&key).into(), place, || {
+        self.store.note_end(held.fingerprint, place, entry.expires_s);
+        let lost = self.store.index.insert(held.fingerprint, place, || {
             let is_told = key.group == 0 && !about.tokens.is_empty();
             is_told.then(|| TierEvent::Stored {
                 medium: Medium::Disk,
@@ -85,6 +113,7 @@ impl Room<'_> {
                 tokens: about.tokens.into(),
             })
         });
+        lost.into_iter().for_each(|place| self.store.forget_place(place));
     }
 }
 
@@ -132,6 +161,7 @@ impl Writer {
     pub fn open(
         config: &DiskConfig,
         folder: &dyn Folder,
+        uses: &UseClock,
     ) -> Result<(Self, Vec<Arc<Segment>>, u64), OpenError> {
         let io = |error| OpenError::Io { dir: config.dir.clone(), error };
         let mut files = folder.list().map_err(io)?;
@@ -143,15 +173,10 @@ impl Writer {
             let Some(number) = segment::number(&file.name) else { continue };
             next = next.max(number.saturating_add(1));
             wear.before(file.age, file.bytes);
-            segments.push(Arc::new(Segment {
-                number,
-                bytes: AtomicU64::new(file.bytes.next_multiple_of(PAGE as u64) + PAGE as u64),
-                payload: AtomicU64::new(0),
-                used_at: AtomicU64::new(u64::from(number)),
-                fingerprints: OnceLock::new(),
-                is_foreign: AtomicBool::new(false),
-                class: AtomicU8::new(Class::default() as u8),
-            }));
+            let bytes = file.bytes.next_multiple_of(PAGE as u64) + PAGE as u64;
+            // As if they had been written one after the other.
+            let worth = Worth::new(uses.pass(bytes / PAGE as u64).tick);
+            segments.push(Segment::new(number, bytes, Class::default(), worth));
         }
         let mut floor_s = 0;
         if files.iter().any(|file| file.name == ABOUT) {
@@ -217,7 +242,7 @@ impl DiskStore {
         }
         let open = match &writer.open[class as usize] {
             Some(open) if fits => open.clone(),
-            _ => self.begin_segment(&mut writer, class)?,
+            _ => self.begin_segment(&mut writer, class, pages)?,
         };
         let mut state = lock(&open.state);
         let page = state.next as u32;
@@ -228,14 +253,43 @@ impl DiskStore {
         Ok(Room { store: self, open, page })
     }
 
-    fn begin_segment(&self, writer: &mut Writer, class: Class) -> Result<Arc<Open>, PutError> {
+    /// `pages`: of the record that comes first.
+    fn begin_segment(&self, writer: &mut Writer, class: Class, pages: usize) -> Result<Arc<Open>, PutError> {
         self.end_segment(writer, class);
+        let mut survivors = Vec::new();
+        let begun = self.make_room(class, pages, &mut survivors).and_then(|()| {
+            let open = self.new_segment(writer, class)?;
+            survivors.retain(|survivor| !self.write_again(writer, &open, survivor));
+            Ok(open)
+        });
+        // Those that were not written again went with their segments.
+        let is_lost =
+            |survivor: &&Survivor| self.index.remove(survivor.fingerprint(), |now| now == survivor.from);
+        let lost = survivors.iter().filter(is_lost).count();
+        self.counters.reclaimed.fetch_add(lost as u64, Relaxed);
+        begun
+    }
+
+    /// Room for a segment of a class. What is worth it of those of that class that go for it is in `survivors`.
+    fn make_room(&self, class: Class, pages: usize, survivors: &mut Vec<Survivor>) -> Result<(), PutError> {
         let charge = self.config.segment_bytes + PAGE as u64;
+        let all = (self.config.segment_bytes / PAGE as u64) as usize;
+        let most = all / COPIED_SHARE;
+        let mut left = most.min(all.saturating_sub(1 + pages + segment::footer_pages(most + 1)));
         while self.used.load(Relaxed) + charge > self.config.bytes {
-            if !self.reclaim()? {
-                return Err(PutError::Full);
+            let Some((segment, mean)) = self.take_least() else { return Err(PutError::Full) };
+            let first = survivors.len();
+            if segment.class.load(Relaxed) == class as u8 {
+                self.save(&segment, mean, &mut left, survivors);
             }
+            self.delete(&segment, &survivors[first..])?;
         }
+        Ok(())
+    }
+
+    /// The room is there.
+    fn new_segment(&self, writer: &mut Writer, class: Class) -> Result<Arc<Open>, PutError> {
+        let charge = self.config.segment_bytes + PAGE as u64;
         let number = writer.next;
         writer.next = number.checked_add(1).ok_or(PutError::Full)?;
         self.used.fetch_add(charge, Relaxed);
@@ -245,23 +299,71 @@ impl DiskStore {
                 self.used.fetch_sub(charge, Relaxed);
             }
         })?;
-        let segment = Arc::new(Segment {
-            number,
-            bytes: AtomicU64::new(charge),
-            payload: AtomicU64::new(0),
-            used_at: AtomicU64::new(0),
-            fingerprints: OnceLock::new(),
-            is_foreign: AtomicBool::new(false),
-            class: AtomicU8::new(class as u8),
-        });
-        self.touch(&segment);
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-        segments.insert(number, segment.clone());
+        let segment = Segment::new(number, charge, class, Worth::new(self.uses.now().tick));
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(number, segment.clone());
         let state = OpenState { entries: Vec::new(), reserved: 0, next: 1, writing: 0, is_full: false };
         let pages = (self.config.segment_bytes / PAGE as u64) as usize;
         let open = Arc::new(Open { segment, file, pages, state: Mutex::new(state) });
         writer.open[class as usize] = Some(open.clone());
         Ok(open)
+    }
+
+    /// Reads what of a segment that goes is worth more than `mean`, the most valuable first, up to `left` pages.
+    fn save(&self, segment: &Segment, mean: f64, left: &mut usize, survivors: &mut Vec<Survivor>) {
+        let above = lock(&segment.worth).above(mean, self.uses.now());
+        if above.is_empty() {
+            return;
+        }
+        let Ok(file) = self.folder.open(&segment::name(segment.number)) else { return };
+        let mut head = Pages::new(PAGE);
+        for held in above {
+            let from = Place { segment: segment.number, page: held.page };
+            let Ok(read) = read_full(&*file, &mut head, u64::from(held.page) * PAGE as u64) else { return };
+            let Parsed::Header(header) = record::parse(&head[..read]) else { continue };
+            let record::Header { key, length, lineage, expires_s, .. } = header;
+            let entry = Entry { key, page: held.page, length, lineage, expires_s };
+            let pages = record::pages(entry.body());
+            let is_it = self.index.find(held.fingerprint) == Some(from)
+                && Fingerprint::from(&key) == held.fingerprint
+                && !self.wall.is_over(expires_s);
+            if !is_it || pages > *left {
+                continue;
+            }
+            // What is damaged is not carried on.
+            if let Ok(Some(record)) = export::whole(&*file, &entry, &self.config.layout_digest) {
+                *left -= pages;
+                survivors.push(Survivor { entry, from, used: held.used, record });
+            }
+        }
+    }
+
+    /// Writes a record to a segment that nobody else writes to yet. Its block is found there from then on.
+    fn write_again(&self, writer: &mut Writer, open: &Open, survivor: &Survivor) -> bool {
+        let Survivor { entry, from, used, record } = survivor;
+        // With its line in the footer.
+        if self.is_off() || !writer.wear.take(record.len() as u64 + 64) {
+            return false;
+        }
+        let mut state = lock(&open.state);
+        let to = Place { segment: open.segment.number, page: state.next as u32 };
+        if let Err(error) = write_full(&*open.file, record, u64::from(to.page) * PAGE as u64) {
+            self.turn_off(&error);
+            return false;
+        }
+        state.next += record.len() / PAGE;
+        state.reserved += 1;
+        state.entries.push(Entry { page: to.page, ..*entry });
+        drop(state);
+        self.wrote(record.len());
+        self.counters.bytes_copied.fetch_add(record.len() as u64, Relaxed);
+        open.segment.payload.fetch_add(entry.length.into(), Relaxed);
+        let (fingerprint, now) = (survivor.fingerprint(), self.uses.now());
+        lock(&open.segment.worth).add(Held { fingerprint, page: to.page, used: *used }, now);
+        self.note_end(fingerprint, to, entry.expires_s);
+        if !self.index.replace(fingerprint, *from, to) {
+            self.forget_place(to);
+        }
+        true
     }
 
     /// The number is taken before the file is there.
@@ -302,7 +404,7 @@ impl DiskStore {
     /// Writes a footer and gives back what the segment did not use.
     fn seal(&self, open: &Open, state: &mut OpenState) {
         let entries = std::mem::take(&mut state.entries);
-        let _ = open.segment.fingerprints.set(fingerprints(&entries));
+        lock(&open.segment.worth).end();
         // What brought a write down may do so again. The next start reads the records one by one.
         if std::thread::panicking() {
             return;
@@ -332,32 +434,40 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Deletes a segment: one of which nothing is of use here, or else of the lowest class that which was longest of no use to anybody. `false`:
-    /// none can go just now.
-    pub(crate) fn reclaim(&self) -> Result<bool, PutError> {
-        let segment = {
-            let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-            // Nobody else has it, and while this lock is held nobody gets it. Whoever reads the directory at the start has what it has not read.
-            let may_go = |segment: &&Arc<Segment>| {
-                Arc::strong_count(segment) == 1 && !segment.is_foreign.load(Relaxed)
-            };
-            let value = |segment: &&Arc<Segment>| {
-                let used_at = segment.used_at.load(Relaxed);
-                (used_at > 0, segment.class.load(Relaxed), used_at)
-            };
-            let least = segments.values().filter(may_go).min_by_key(value);
-            let Some(number) = least.map(|segment| segment.number) else { return Ok(false) };
-            segments.remove(&number).expect("it was just seen")
+    /// The next segment to go, which is out of the table from then on, and what a block of its class is worth on average: one of which nothing
+    /// is of use here, or else of the lowest class the one whose blocks are worth the least for what it takes. `None`: none can go just now.
+    fn take_least(&self) -> Option<(Arc<Segment>, f64)> {
+        let now = self.uses.now();
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let sum = |segment: &Segment| lock(&segment.worth).sum(now);
+        // Nobody else has it, and while this lock is held nobody gets it. Whoever reads the directory at the start has what it has not read.
+        let may_go =
+            |segment: &&Arc<Segment>| Arc::strong_count(segment) == 1 && !segment.is_foreign.load(Relaxed);
+        let value = |segment: &Arc<Segment>| {
+            let (live, worth) = sum(segment);
+            let for_bytes = worth / segment.bytes.load(Relaxed).max(1) as f64;
+            (live > 0, segment.class.load(Relaxed), for_bytes, segment.number)
         };
-        self.delete(&segment)?;
-        Ok(true)
+        let least = segments
+            .values()
+            .filter(may_go)
+            .map(value)
+            .min_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3)));
+        let (_, class, _, number) = least?;
+        let of_class = segments.values().filter(|segment| segment.class.load(Relaxed) == class);
+        let (live, worth) = of_class
+            .map(|segment| sum(segment))
+            .fold((0, 0.0), |all, of| (all.0 + u64::from(of.0), all.1 + of.1));
+        Some((segments.remove(&number).expect("it was just seen"), worth / live.max(1) as f64))
     }
 
-    /// Of a segment that is out of the table.
-    fn delete(&self, segment: &Segment) -> std::io::Result<()> {
+    /// Of a segment that is out of the table. Those that are written again stay known.
+    fn delete(&self, segment: &Segment, survivors: &[Survivor]) -> std::io::Result<()> {
         let here = |place: Place| place.segment == segment.number;
-        let known = segment.fingerprints.get().map_or(&[][..], |known| known);
-        let gone = known.iter().filter(|fingerprint| self.index.remove(**fingerprint, here)).count();
+        let survive: FxHashSet<Fingerprint> = survivors.iter().map(Survivor::fingerprint).collect();
+        let known: Vec<_> = lock(&segment.worth).blocks().iter().map(|held| held.fingerprint).collect();
+        let goes = known.into_iter().filter(|fingerprint| !survive.contains(fingerprint));
+        let gone = goes.filter(|fingerprint| self.index.remove(*fingerprint, here)).count();
         self.counters.reclaimed.fetch_add(gone as u64, Relaxed);
         self.forget_ends(segment.number);
         match self.folder.remove(&segment::name(segment.number)) {
@@ -386,15 +496,7 @@ impl DiskStore {
         self.folder.adopt(from, &segment::name(number))?;
         writer.wear.before(file.age, file.bytes);
         self.used.fetch_add(charge, Relaxed);
-        let segment = Arc::new(Segment {
-            number,
-            bytes: AtomicU64::new(charge),
-            payload: AtomicU64::new(0),
-            used_at: AtomicU64::new(1),
-            fingerprints: OnceLock::new(),
-            is_foreign: AtomicBool::new(false),
-            class: AtomicU8::new(Class::default() as u8),
-        });
+        let segment = Segment::new(number, charge, Class::default(), Worth::new(1));
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         segments.insert(number, segment.clone());
         drop((segments, writer));
@@ -404,7 +506,12 @@ impl DiskStore {
 
     /// To what the directory may be: it may have been given more before.
     pub(crate) fn shrink(&self) {
-        while self.used.load(Relaxed) > self.config.bytes && self.reclaim().unwrap_or(false) {}
+        while self.used.load(Relaxed) > self.config.bytes {
+            let Some((segment, _)) = self.take_least() else { return };
+            if self.delete(&segment, &[]).is_err() {
+                return;
+            }
+        }
     }
 
     /// Makes known what a file holds that was there at the start. `scanned` counts those without a footer.
@@ -420,28 +527,25 @@ impl DiskStore {
                 return;
             }
             // What cannot be read is of no use, and the first to go.
-            Err(_) => {
-                segment.used_at.store(0, Relaxed);
-                return;
-            }
+            Err(_) => return,
         };
         let is_ours = contents.layout == self.config.layout_digest;
         if is_ours {
             segment.class.store(contents.class as u8, Relaxed);
+            let used = lock(&segment.worth).tick();
             for entry in contents.entries.iter().filter(|entry| !self.wall.is_over(entry.expires_s)) {
                 let place = Place { segment: segment.number, page: entry.page };
+                let held = Held { fingerprint: (&entry.key).into(), page: entry.page, used };
+                lock(&segment.worth).add(held, self.uses.now());
                 // Who listens is told when all of it is known.
-                self.index.insert((&entry.key).into(), place, || None);
-                self.note_end((&entry.key).into(), place, entry.expires_s);
+                let lost = self.index.insert(held.fingerprint, place, || None);
+                lost.into_iter().for_each(|place| self.forget_place(place));
+                self.note_end(held.fingerprint, place, entry.expires_s);
             }
+            lock(&segment.worth).end();
         }
         let payload = contents.entries.iter().map(|entry| u64::from(entry.length)).sum();
         segment.payload.store(payload, Relaxed);
-        if !is_ours || contents.entries.is_empty() {
-            segment.used_at.store(0, Relaxed);
-        }
-        let known = if is_ours { fingerprints(&contents.entries) } else { Box::default() };
-        let _ = segment.fingerprints.set(known);
         if let Some(file) = torn {
             *scanned += 1;
             if let Err(error) = self.write_footer(segment, &*file, &contents) {
@@ -449,8 +553,4 @@ impl DiskStore {
             }
         }
     }
-}
-
-fn fingerprints(entries: &[Entry]) -> Box<[Fingerprint]> {
-    entries.iter().map(|entry| Fingerprint::from(&entry.key)).collect()
 }

@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod objects;
+pub mod values;
 
 use std::fs;
 use std::path::Path;

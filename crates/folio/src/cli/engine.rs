@@ -306,7 +306,7 @@ pub struct DiskKvArgs {
     #[arg(long, env = "FOLIO_DISK_KV_SHARED", value_name = "DIR", group = "disk_kv_dir")]
     pub disk_kv_shared: Option<PathBuf>,
 
-    /// Disk space for it, for each server; what was not used for longest goes
+    /// Disk space for it, for each server; what is worth the least goes
     #[arg(long, env = "FOLIO_DISK_KV_SIZE", value_name = "SIZE", requires = "disk_kv_dir", default_value = "32GiB", value_parser = parse_bytes)]
     pub disk_kv_size: u64,
 
