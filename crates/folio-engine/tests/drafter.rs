@@ -324,7 +324,7 @@ impl Executor for Noting {
 fn drafts_are_drawn_at_their_share_of_the_temperature() {
     let (model, drafter) = (Noting::default(), Noting::default());
     let noted = [&model, &drafter].map(|executor| executor.temperatures.clone());
-    let as_drafter = DrafterModel { group: 1, block_tokens: 4, positions: EVER, reads: Reads::Tokens };
+    let as_drafter = DrafterModel { group: 1, groups: 1, block_tokens: 4, positions: EVER, reads: Reads::Tokens };
     let mut executor = DraftingExecutor::new(model, drafter, as_drafter, 100).at_temperature(0.5);
     let guide: Arc<dyn Guide> = HashRules::default().guide(&[]);
     let plan = |step, id, temperature| {

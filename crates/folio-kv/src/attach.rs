@@ -156,7 +156,11 @@ impl KvCache {
             let Some(source) = source else { continue };
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
-            let source = source.filter(|_| table.goes_on(group));
+            // An optional state may be that of another position.
+            let fits = |of: &BlockId| {
+                !config.optional || config.is_divisible(part, self.slot(group, *of).filled.into())
+            };
+            let source = source.filter(|of| table.goes_on(group) && fits(of));
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
             let Some((source, to)) = taken else {
                 if !config.optional {
@@ -183,7 +187,12 @@ impl KvCache {
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for group in self.others() {
             let config = self.groups[group].config;
-            let (from, to) = (config.first_block(before), config.first_block(table.computed));
+            let to = config.first_block(table.computed_in(group));
+            let from = match config.optional {
+                // How far a drafter was is not known any more.
+                true => table.lists[group].iter().position(|block| *block != HOLE).unwrap_or(0) as u32,
+                false => config.first_block(before),
+            };
             let mut missed = table.missed * self.config.block_tokens;
             if config.layout == Layout::State {
                 // The last state at or before it: behind it the sequence is another.
@@ -245,6 +254,11 @@ impl KvCache {
             let written = self.groups[group].blocks_of(table.computed) as usize;
             let list = &table.lists[group];
             fork.lists[group].extend_from_slice(&list[..written.min(list.len())]);
+            let config = self.groups[group].config;
+            if config.optional && config.layout == Layout::State && table.written() < table.computed {
+                // The next rows of a drafter that lags would overwrite what the other goes on from.
+                fork.lists[group].fill(HOLE);
+            }
             let held = fork.lists[group].iter().filter(|block| **block != HOLE);
             held.for_each(|block| self.reference(group, *block));
         }
@@ -356,10 +370,8 @@ impl KvCache {
     fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
             let config = self.groups[group].config;
-            let lost = match config.optional {
-                true => table.written < table.computed,
-                false => table.overwritten && config.layout == Layout::State,
-            };
+            let lost = (config.optional && table.written < table.computed)
+                || (table.overwritten && config.layout == Layout::State);
             if let Some(index) = table.partial_block(group).filter(|_| !lost)
                 && table.lists[group]
                     .get(index)

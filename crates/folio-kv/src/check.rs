@@ -115,7 +115,7 @@ impl KvCache {
         for (index, &id) in list.iter().enumerate() {
             let fail = |what| Err(format!("table entry {index}, {id:?} of group {group}: {what}"));
             let (start, number) = (index as u32 * size, index as u32);
-            if number < config.first_block(table.computed) {
+            if number < config.first_block(table.computed_in(group)) {
                 if id != HOLE {
                     return fail("is read no more and was not released");
                 }

@@ -141,9 +141,14 @@ impl BlockTable {
         self.written.min(self.computed)
     }
 
-    /// Whether it holds every block of an optional group: without holes, what computes there can go on.
+    /// Positions of a group that are in the cache.
+    pub(crate) fn computed_in(&self, group: usize) -> u32 {
+        if self.groups[group].optional { self.written() } else { self.computed }
+    }
+
+    /// Whether it holds every block of an optional group that is read or written next: without holes there, what computes there can go on.
     pub fn is_whole(&self, group: usize) -> bool {
-        self.lists[group].last() != Some(&HOLE)
+        self.held(group).last() != Some(&HOLE)
     }
 
     /// Whether one more block of a group is of use: behind a hole none of an optional group is.
@@ -159,7 +164,7 @@ impl BlockTable {
     /// Entries of a group from the first that the next query reads on.
     pub(crate) fn held(&self, group: usize) -> &[BlockId] {
         let blocks = &self.lists[group];
-        let first = self.groups[group].first_block(self.computed) as usize;
+        let first = self.groups[group].first_block(self.computed_in(group)) as usize;
         &blocks[first.min(blocks.len())..]
     }
 
@@ -246,9 +251,7 @@ impl BlockTable {
 
     /// Blocks that are full, and published between steps.
     pub(crate) fn full_blocks(&self, group: usize) -> u32 {
-        let written =
-            if self.groups[group].optional { self.computed.min(self.written) } else { self.computed };
-        written / self.block_tokens(group)
+        self.computed_in(group) / self.block_tokens(group)
     }
 
     /// Index of the block of a group that is written in part, if there is one.

@@ -99,7 +99,7 @@ fn what_is_found_without_an_optional_group_is_filled_again() {
     cache.release(first, &tokens);
     let (mut table, _) = cache.attach_at(&root, &tokens, 39);
     assert_eq!((table.computed(), table.group(1)), (12, &[HOLE; 3][..]));
-    assert!(cache.refill(&mut table, 1) && table.is_whole(1));
+    assert!(cache.refill(&mut table, 1..2) && table.is_whole(1));
     assert_eq!(table.written(), 0);
     cache.check(&[&table]).unwrap();
     table.set_written(9);
@@ -118,7 +118,7 @@ fn what_is_found_without_an_optional_group_is_filled_again() {
     cache.grow(&mut holder, 52, &mut Vec::new()).expect("room");
     let (mut table, _) = cache.attach_at(&root, &tokens, 39);
     let before = table.group(1).to_vec();
-    assert!(before.contains(&HOLE) && !cache.refill(&mut table, 1));
+    assert!(before.contains(&HOLE) && !cache.refill(&mut table, 1..2));
     assert_eq!(table.group(1), before);
     [table, holder].into_iter().for_each(|table| drop(cache.release(table, &long)));
 }

@@ -170,12 +170,14 @@ impl PoolRequest {
         }
     }
 
-    /// Blocks of a state group, each a state, beside `blocks` of group 0: as many bytes as those take, at least what one sequence needs,
-    /// and no more than all sequences do with as many that are kept for others. A state does not grow with its sequence, so lengths say
+    /// Blocks of a state group, each a state, beside `blocks` of group 0: as many bytes as those take, or of a drafter's states, as its KV
+    /// takes; at least what one sequence needs, and no more than all sequences do with as many that are kept for others. A state does not grow with its sequence, so lengths say
     /// nothing here; and as with windows, more than `blocks` are never of use.
     fn state_blocks(&self, group: &GroupConfig, blocks: u32) -> u32 {
         let least = self.window_sequence_blocks(group);
-        let bytes = u64::from(blocks).saturating_mul(self.bytes_per_block);
+        let of_drafter = self.windows.iter().find(|first| first.optional && group.optional);
+        let beside = of_drafter.map_or(self.bytes_per_block, |first| first.bytes_per_block);
+        let bytes = u64::from(blocks).saturating_mul(beside);
         let share = u32::try_from(bytes / group.bytes_per_block.max(1)).unwrap_or(u32::MAX);
         let useful = least.saturating_mul(2).saturating_mul(self.max_num_seqs).min(blocks);
         share.min(useful).max(least)

@@ -119,7 +119,7 @@ impl Runtime {
             share: sizes.kv_cache_share,
             free: free.clone(),
             bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
-            windows: windows(&model.kv_layout, draft.as_ref().map(Draft::group))?,
+            windows: windows(&model.kv_layout, &draft.as_ref().map(Draft::groups).unwrap_or_default())?,
             block_tokens: args.block_size,
             max_model_len,
             max_num_seqs: sizes.max_num_seqs,
@@ -258,7 +258,7 @@ impl Runtime {
 }
 
 /// The groups but the first, without their pools: the windows and states of a layout, and behind them what a drafter needs.
-pub(crate) fn windows(layout: &KvLayout, draft: Option<GroupConfig>) -> Result<Vec<GroupConfig>> {
+pub(crate) fn windows(layout: &KvLayout, draft: &[GroupConfig]) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
             let (size, bytes) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
@@ -276,12 +276,12 @@ pub(crate) fn windows(layout: &KvLayout, draft: Option<GroupConfig>) -> Result<V
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
     };
-    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS - usize::from(draft.is_some()));
+    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS.saturating_sub(draft.len()));
     if groups > most {
         bail!("the model has {groups} kinds of layers, at most {most} are possible");
     }
     let windows = layout.groups.iter().enumerate().skip(1).map(window);
-    windows.chain(draft.map(Ok)).collect()
+    windows.chain(draft.iter().copied().map(Ok)).collect()
 }
 
 /// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.
@@ -489,7 +489,7 @@ mod tests {
         let mut layout = layout();
         layout.groups[1].block_tokens = 32;
         let bytes = 2 * 4 * 64 * 2 * 2 * 32;
-        assert_eq!(windows(&layout, None).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
+        assert_eq!(windows(&layout, &[]).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
     }
 
     #[test]

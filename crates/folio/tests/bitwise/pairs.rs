@@ -31,9 +31,9 @@ const SOURCES: [Source; SCRIPTS.len() + Drafter::ALL.len()] = {
     sources
 };
 
-/// What drafts as a draft model for those without windows and states, by turns: the same, and another, which keeps latents. For all others
-/// the last.
-const DRAFT_MODELS: [Option<&str>; 3] = [None, Some("deepseek_v3"), Some("llama2")];
+/// What drafts as a draft model, by turns: the same, one with states, one with windows whose heads are of another size, and one that keeps
+/// latents.
+const DRAFT_MODELS: [Option<&str>; 4] = [None, Some("qwen3_next"), Some("gemma4"), Some("deepseek_v3")];
 /// (steps under way, steps until a choice is used)
 const OVERLAPS: [(usize, usize); 4] = [(1, 1), (2, 1), (4, 1), (2, 3)];
 /// Most tokens of a step.
@@ -173,11 +173,7 @@ impl Case {
         }
         if let Some(Drafter::Model) = self.drafter() {
             let other = DRAFT_MODELS[self.model % DRAFT_MODELS.len()];
-            let draft = match world.recorder.has_windows() {
-                true => "llama2",
-                false => other.unwrap_or(KINDS[self.model]),
-            };
-            world.draft_by(draft, setup, of_drafter);
+            world.draft_by(other.unwrap_or(KINDS[self.model]), setup, of_drafter);
         }
         world
     }
