@@ -187,8 +187,8 @@ impl KvCache {
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for group in self.others() {
             let config = self.groups[group].config;
-            let to = config.first_block(table.computed_in(group));
-            let from = match config.optional {
+            let to = config.first_block(table.goes_on_at(group));
+            let from = match config.optional && config.layout == Layout::State {
                 // How far a drafter was is not known any more.
                 true => table.lists[group].iter().position(|block| *block != HOLE).unwrap_or(0) as u32,
                 false => config.first_block(before),

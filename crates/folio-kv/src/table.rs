@@ -14,7 +14,7 @@ use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
 use crate::stats::QueryStats;
-use crate::types::{BlockId, GroupConfig, HOLE, Root};
+use crate::types::{BlockId, GroupConfig, HOLE, Layout, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
 /// dropped leaks its references (`KvCache::check` reports that).
@@ -141,9 +141,10 @@ impl BlockTable {
         self.written.min(self.computed)
     }
 
-    /// Positions of a group that are in the cache.
-    pub(crate) fn computed_in(&self, group: usize) -> u32 {
-        if self.groups[group].optional { self.written() } else { self.computed }
+    /// Positions behind which a group goes on: of a drafter's states those that it wrote, however far it lags behind.
+    pub(crate) fn goes_on_at(&self, group: usize) -> u32 {
+        let config = &self.groups[group];
+        if config.optional && config.layout == Layout::State { self.written() } else { self.computed }
     }
 
     /// Whether it holds every block of an optional group that is read or written next: without holes there, what computes there can go on.
@@ -164,7 +165,7 @@ impl BlockTable {
     /// Entries of a group from the first that the next query reads on.
     pub(crate) fn held(&self, group: usize) -> &[BlockId] {
         let blocks = &self.lists[group];
-        let first = self.groups[group].first_block(self.computed_in(group)) as usize;
+        let first = self.groups[group].first_block(self.goes_on_at(group)) as usize;
         &blocks[first.min(blocks.len())..]
     }
 
@@ -251,7 +252,8 @@ impl BlockTable {
 
     /// Blocks that are full, and published between steps.
     pub(crate) fn full_blocks(&self, group: usize) -> u32 {
-        self.computed_in(group) / self.block_tokens(group)
+        let written = if self.groups[group].optional { self.written() } else { self.computed };
+        written / self.block_tokens(group)
     }
 
     /// Index of the block of a group that is written in part, if there is one.
