@@ -98,6 +98,7 @@ impl KvCache {
         self.others().for_each(|group| self.attach_group(&mut table, &prefix, group));
         let tail = if source.is_some() { prefix.tail_tokens } else { 0 };
         self.attach_tail(&mut table, source.or(prefix.last), tail, copies);
+        self.attach_states(&mut table);
         let missed = (prefix.chain * size).saturating_sub(table.computed);
         table.query = QueryStats {
             count: 1,
@@ -180,6 +181,28 @@ impl KvCache {
         }
         table.confirmed = confirmed;
         self.slide(table, from);
+    }
+
+    /// Where a drafter's state at the end is not there, it goes on from the last one that is.
+    fn attach_states(&mut self, table: &mut BlockTable) {
+        for group in self.others() {
+            let config = self.groups[group].config;
+            if !config.optional || config.layout != Layout::State || table.is_whole(group) {
+                continue;
+            }
+            let ratio = config.block_tokens / self.config.block_tokens;
+            let place = |index: u32| {
+                let last = table.lists[0][((index + 1) * ratio - 1) as usize];
+                Some((index, self.place(group, self.node_of(last))?))
+            };
+            let last = (0..table.computed / config.block_tokens).rev().find_map(place);
+            if let Some((index, block)) = last {
+                self.reference(group, block);
+                self.protect(group, block);
+                table.lists[group][index as usize] = block;
+            }
+            table.written = table.written.min(last.map_or(0, |(index, _)| (index + 1) * config.block_tokens));
+        }
     }
 
     /// Releases what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:

@@ -149,7 +149,8 @@ impl BlockTable {
 
     /// Whether it holds every block of an optional group that is read or written next: without holes there, what computes there can go on.
     pub fn is_whole(&self, group: usize) -> bool {
-        self.held(group).last() != Some(&HOLE)
+        let held = self.held(group);
+        held.first() != Some(&HOLE) && held.last() != Some(&HOLE)
     }
 
     /// Whether one more block of a group is of use: behind a hole none of an optional group is.

@@ -212,7 +212,8 @@ fn drafts_within_a_block_have_blocks_for_their_states() {
     cache.release(table, &tokens);
 }
 
-/// A conversation goes on from the state at its end; where less of it is shared there is none, and the drafter begins with the first token.
+/// A conversation goes on from the state at its end; where less of it is shared the drafter goes on from the last before that, or begins with
+/// the first token.
 #[test]
 fn a_state_of_another_position_is_not_found() {
     let (mut cache, root, tokens) = (with_states(), root(0), (0..40).collect::<Vec<u32>>());
@@ -226,9 +227,23 @@ fn a_state_of_another_position_is_not_found() {
     cache.release(table, &tokens);
     let other: Vec<u32> = (0..5).chain(100..130).collect();
     let (mut table, _) = cache.attach_at(&root, &other, 34);
-    assert_eq!((table.computed(), table.group(1)), (5, &[HOLE][..]));
+    assert_eq!((table.computed(), table.group(1), table.written()), (5, &[HOLE][..], 0));
     assert!(cache.refill(&mut table, 1..2) && table.is_whole(1));
     assert_eq!(table.written(), 0);
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &other);
+    // States behind eight positions and behind fourteen.
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 14, &mut Vec::new()).expect("room");
+    table.set_written(14);
+    cache.committed(&mut table, &tokens, 14);
+    cache.release(table, &tokens);
+    let other: Vec<u32> = (0..12).chain(100..130).collect();
+    let (mut table, _) = cache.attach_at(&root, &other, 34);
+    assert_eq!((table.computed(), table.written(), table.is_whole(1)), (12, 8, false));
+    let state = table.group(1)[0];
+    assert!(cache.refill(&mut table, 1..2) && table.is_whole(1));
+    assert_eq!((table.written(), table.group(1)[0], table.group(1).len()), (8, state, 2));
     cache.check(&[&table]).unwrap();
     cache.release(table, &other);
     cache.check(&[]).unwrap();
