@@ -479,6 +479,19 @@ mod tests {
         assert_eq!(found(8, 4096, 64), (1024, 128), "half of two GiB for each");
         assert_eq!(found(1, 4096, 4), (260, 2 * least * 4), "as much as four sequences need");
         assert_eq!(found(100, 1024, 64), (112, least), "what one sequence needs goes first");
+        // Of a drafter, as many bytes as its KV takes.
+        let of_drafter = |layout, block_tokens, bytes_per_block| GroupConfig {
+            layout,
+            blocks: 0,
+            block_tokens,
+            bytes_per_block,
+            optional: true,
+        };
+        let windows =
+            vec![of_drafter(Layout::Paged, 16, 1 << 17), of_drafter(Layout::State, 256, 1 << 20)];
+        let pool = pool(&PoolRequest { windows, ..request(1, 4096, 64) }).expect("fits");
+        assert_eq!(pool.windows[0].blocks, pool.blocks);
+        assert_eq!(pool.windows[1].blocks, pool.blocks / 8);
     }
 
     #[test]

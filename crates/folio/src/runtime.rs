@@ -276,9 +276,10 @@ pub(crate) fn windows(layout: &KvLayout, draft: &[GroupConfig]) -> Result<Vec<Gr
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
     };
-    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS.saturating_sub(draft.len()));
-    if groups > most {
-        bail!("the model has {groups} kinds of layers, at most {most} are possible");
+    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS);
+    if groups + draft.len() > most {
+        let more = if draft.is_empty() { String::new() } else { format!(", what drafts {}", draft.len()) };
+        bail!("the model has {groups} kinds of layers{more}: at most {most} are possible");
     }
     let windows = layout.groups.iter().enumerate().skip(1).map(window);
     windows.chain(draft.iter().copied().map(Ok)).collect()
@@ -482,6 +483,15 @@ mod tests {
         let mut layout = KvLayout::full(2, 4, 64, KvFormat::F16, 16);
         layout.groups.push(KvGroup { kind: GroupKind::Window { tokens: 128 }, ..layout.groups[0].clone() });
         layout
+    }
+
+    #[test]
+    fn a_model_and_its_drafter_share_the_groups_that_are_possible() {
+        let group = GroupConfig { optional: true, ..GroupConfig::window(128, 0, 16, 1) };
+        let found = windows(&layout(), &[group; 2]).expect("four");
+        assert_eq!(found[1..], [group; 2]);
+        let error = windows(&layout(), &[group; 3]).expect_err("five").to_string();
+        assert!(error.contains("2 kinds of layers, what drafts 3: at most 4"), "{error}");
     }
 
     #[test]

@@ -281,6 +281,30 @@ fn arrivals(model: &str, adapters: usize) -> Vec<Arrival> {
     arrivals
 }
 
+/// Whatever its layers keep, behind pieces of prompts, hits and preemptions.
+#[test]
+fn a_drafter_that_is_the_same_model_is_always_right() {
+    for fixture in ["qwen3_next", "nemotron_h", "lfm2", "gemma4"] {
+        let mut world = World::new(fixture, Setup::PLAIN, BLOCKS);
+        let arrivals = [40, 17, 50].map(|length| Arrival::new(prompt(length as u64, length, 97), 24));
+        let oracle = Oracle::new(&mut world, &arrivals);
+        world.draft_by(fixture, Setup::PLAIN, BLOCKS);
+        world.speculate(oracle.speculation(&arrivals, Drafter::Model, 4));
+        let config = SchedulerConfig { max_num_batched_tokens: 24, ..batched(3) };
+        for behind in ["nothing", "the same prompts"] {
+            let run = world.run_disturbed(&config, &arrivals, &mut |now, scheduler, cache| {
+                if now == 9 {
+                    scheduler.preempt_all(cache);
+                }
+            });
+            let what = format!("{fixture} behind {behind}");
+            oracle.check(&run, &what);
+            let (drafted, right) = run.drafts;
+            assert!(drafted > 10 && right == drafted, "{what}: {right} of {drafted}");
+        }
+    }
+}
+
 #[test]
 fn of_every_kind_in_every_way() {
     let cases: Box<dyn Iterator<Item = _>> = match std::env::var_os("FOLIO_TEST_EXHAUSTIVE") {
