@@ -487,8 +487,7 @@ mod tests {
             bytes_per_block,
             optional: true,
         };
-        let windows =
-            vec![of_drafter(Layout::Paged, 16, 1 << 17), of_drafter(Layout::State, 256, 1 << 20)];
+        let windows = vec![of_drafter(Layout::Paged, 16, 1 << 17), of_drafter(Layout::State, 256, 1 << 20)];
         let pool = pool(&PoolRequest { windows, ..request(1, 4096, 64) }).expect("fits");
         assert_eq!(pool.windows[0].blocks, pool.blocks);
         assert_eq!(pool.windows[1].blocks, pool.blocks / 8);
