@@ -274,7 +274,7 @@ impl KvCache {
     /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
     /// what the query behind the transfer reads is loaded, so with such there must be no rest; optional groups are not loaded. With the ticket
     /// comes what is to be written, as far as the table knows the hashes. `None`, and nothing changed: there is no room, it would begin or end
-    /// within a block of some group, or rows that may be taken back are under way.
+    /// within a block of some group that is needed, or rows that may be taken back are under way.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<(Ticket, Vec<Content>)> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;

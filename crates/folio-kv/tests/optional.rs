@@ -85,6 +85,19 @@ fn transfers_leave_optional_groups_alone() {
     cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();
     cache.check(&[&table]).unwrap();
     cache.release(table, &tokens);
+    // Nor do they wait for the end of one of its blocks.
+    let group = GroupConfig { optional: true, layout: Layout::Paged, ..GroupConfig::window(1, 16, 8, 64) };
+    let mut cache = KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()));
+    assert_eq!(cache.border(13), 12);
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 12, &mut Vec::new()).expect("room");
+    cache.committed(&mut table, &tokens, 12);
+    let (ticket, _) = cache.begin_load(&mut table, 2).expect("of group 0 it begins with a block");
+    assert_eq!((table.group(1)[0] == HOLE, &table.group(1)[1..]), (false, &[HOLE; 2][..]));
+    cache.check(&[&table]).unwrap();
+    cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &tokens);
 }
 
 /// What was found without a drafter's part gets blocks for it, and is published when the drafter has computed it.

@@ -358,7 +358,9 @@ impl Scheduler {
     fn refill_drafter(&mut self, cache: &mut KvCache, slot: Slot, model: DrafterModel) -> bool {
         let Some(running) = self.sequences[slot].running_mut() else { return false };
         if !is_whole(&running.table, model) {
-            if running.table.has_transfers() || !cache.refill(&mut running.table, model.cache_groups()) {
+            // What steps under way write is not known to the table.
+            let waits = running.begun_steps > 0 || running.table.has_transfers();
+            if waits || !cache.refill(&mut running.table, model.cache_groups()) {
                 return false;
             }
             running.drafter_computed = running.table.written();
