@@ -343,6 +343,7 @@ fn who_wants_no_drafts_has_nothing_computed_for_the_drafter() {
     let nothing =
         |plan: &folio_engine::StepPlan| plan.sequences.iter().all(|of| of.drafter.tokens.is_empty());
     assert!(machine.plans().iter().all(nothing));
+    assert_eq!(machine.cache.stats().windows()[0].allocations, 0, "nor has it blocks for it");
 }
 
 /// A prompt that is found without the drafter's part is computed by the drafter beside the steps, so many tokens in each, and then it proposes.

@@ -42,6 +42,8 @@ pub struct BlockTable {
     pub(crate) confirmed: u32,
     /// Positions `< written` of optional groups are in the cache, or all that are computed: a drafter may lag behind.
     pub(crate) written: u32,
+    /// Nobody computes in optional groups.
+    pub(crate) left_out: bool,
     /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded, or not written.
     pub(crate) published: [u32; MAX_GROUPS],
     /// Its last blocks, which transfers write: for each transfer, in order, how many of group 0; without a ticket, one that ended
@@ -71,6 +73,7 @@ impl BlockTable {
             may_share: false,
             confirmed: 0,
             written: u32::MAX,
+            left_out: false,
             published: [0; MAX_GROUPS],
             transfers: Vec::new(),
             missed: 0,
@@ -136,6 +139,11 @@ impl BlockTable {
         self.written = written;
     }
 
+    /// Nobody computes in optional groups, so no more blocks of them are taken for it.
+    pub fn leave_out(&mut self) {
+        self.left_out = true;
+    }
+
     /// Positions of optional groups that are in the cache.
     pub fn written(&self) -> u32 {
         self.written.min(self.computed)
@@ -153,9 +161,9 @@ impl BlockTable {
         held.first() != Some(&HOLE) && held.last() != Some(&HOLE)
     }
 
-    /// Whether one more block of a group is of use: behind a hole none of an optional group is.
+    /// Whether one more block of a group is of use: of an optional group none is behind a hole, or where nobody computes.
     pub(crate) fn goes_on(&self, group: usize) -> bool {
-        !self.groups[group].optional || self.is_whole(group)
+        !self.groups[group].optional || (!self.left_out && self.is_whole(group))
     }
 
     /// Tokens per block of a group.

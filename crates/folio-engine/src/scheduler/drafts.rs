@@ -346,10 +346,12 @@ impl Scheduler {
         if most > 0 && begins && !self.is_read(tenant, most) {
             self.sequences[slot].model_drafts = 0;
         }
-        if self.sequences[slot].model_drafts > 0
-            && self.refill_drafter(cache, slot, model)
-            && let Some(running) = self.sequences[slot].running_mut()
-        {
+        let wanted = self.sequences[slot].model_drafts > 0;
+        let is_there = wanted && self.refill_drafter(cache, slot, model);
+        let Some(running) = self.sequences[slot].running_mut() else { return };
+        if !wanted {
+            running.table.leave_out();
+        } else if is_there {
             begin_context(running, model);
         }
     }
