@@ -13,8 +13,9 @@
 //! A drafter that reads the model's features ([`Reads::Features`]) gets those of the position before each token: the model's, which are
 //! kept here by table slot from the step that computed them until the drafter has, and behind them its own ([`features`]).
 //!
-//! Its KV is one group of the cache, the last of a plan, and optional. Blocks of it that are to be copied are copied before it computes
-//! next: nobody else reads or writes them.
+//! Its KV and its states are groups of the cache, the last of a plan, and optional. Blocks of them that are to be copied are copied before it
+//! computes next: nobody else reads or writes them. Rows of its drafts leave their states where the model's rows of them do, each in a block
+//! of its own, so that the commit of the step keeps those of drafts that were right.
 
 mod features;
 
@@ -61,7 +62,7 @@ struct Of {
 
 impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
     /// `model` has the cache groups before `as_drafter.group` ([`crate::ModelExecutor::with_groups`]), and gives features where the drafter
-    /// reads them. `drafter` has one, whose blocks are those of group `as_drafter.group`, and `vocab` tokens; what is unknown to it is token 0.
+    /// reads them. `drafter` has those from there on ([`DrafterModel::cache_groups`]), and `vocab` tokens; what is unknown to it is token 0.
     pub fn new(model: M, drafter: D, as_drafter: DrafterModel, vocab: u32) -> Self {
         Self {
             model,
@@ -113,6 +114,7 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
                     // The next pass computes it, and draws the one behind it.
                     entry.tokens.clear();
                     entry.tokens.push(draft);
+                    entry.tentative += 1;
                     let first = sequence.drafter.first_place as usize;
                     let drafts = &self.drafts[first..=first + proposed as usize];
                     expect(sequence, drafts);
@@ -138,8 +140,9 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
         self.drafts.clear();
         self.drafts.resize(places as usize, 0);
         self.pass.features.clear();
-        let own = plan.copies.iter().filter(|copy| copy.group as usize == self.as_drafter.group);
-        self.pass.copies.extend(own.map(|copy| BlockCopy { group: 0, ..*copy }));
+        let first = self.as_drafter.group as u32;
+        let own = plan.copies.iter().filter(|copy| copy.group >= first);
+        self.pass.copies.extend(own.map(|copy| BlockCopy { group: copy.group - first, ..*copy }));
     }
 
     /// A sequence's entry in the first pass.
@@ -159,20 +162,25 @@ impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
             };
             entry.block_tables.iter_mut().for_each(Vec::clear);
         }
-        entry.block_tables.resize_with(1, Vec::new);
-        let before = sequence.drafter.context / self.as_drafter.block_tokens;
-        let new = &sequence.block_tables[self.as_drafter.group][before as usize..];
-        let known = &mut entry.block_tables[0];
-        // Whatever was before a drafter's place in a table may have given way to a block of equal content.
-        let same = known.iter().zip(new).take_while(|(known, new)| known == new).count();
-        known.truncate(same);
-        known.extend_from_slice(&new[same..]);
         entry.changes.clear();
-        entry.changes.push(TableChange { from: same as u32, ..TableChange::default() });
+        let before = (sequence.drafter.context / self.as_drafter.block_tokens) as usize;
+        for (at, group) in self.as_drafter.cache_groups().enumerate() {
+            if at == entry.block_tables.len() {
+                entry.block_tables.push(Vec::new());
+            }
+            let (known, new) = (&mut entry.block_tables[at], &sequence.block_tables[group][before..]);
+            // Whatever was before a drafter's place in a table may have given way to a block of equal content.
+            let same = known.iter().zip(new).take_while(|(known, new)| known == new).count();
+            known.truncate(same);
+            known.extend_from_slice(&new[same..]);
+            entry.changes.push(TableChange { from: same as u32, ..TableChange::default() });
+        }
         entry.first_position = sequence.drafter.first_position - sequence.drafter.context;
         entry.tokens.clear();
         let unknown = |token: u32| if token < self.vocab { token } else { 0 };
         entry.tokens.extend(sequence.drafter.tokens.iter().copied().map(unknown));
+        let end = sequence.drafter.first_position + entry.tokens.len() as u32;
+        entry.tentative = sequence.tentative_from().map_or(0, |from| end.saturating_sub(from));
         let before = entry.samples.pop();
         if sequence.drafter.drafts > 0 {
             let row = entry.tokens.len() as u32 - 1;

@@ -4,6 +4,7 @@
 //! reference into the scheduler.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// In [`SequencePlan::tokens`], with the index of a sample: the token that the step [`SequencePlan::follows`] chooses for that
@@ -60,7 +61,8 @@ pub struct SequencePlan {
     pub drafter: DraftPlan,
     /// The features of its last so many rows are wanted ([`StepOutput::features`]).
     pub features: u32,
-    /// The rows of the last so many tokens may be taken back: the drafts', and that whose mask may be late.
+    /// The rows of the last so many positions may be taken back: the drafts', and that whose mask may be late. In a drafter's pass some of
+    /// them may be those of the passes before.
     pub tentative: u32,
     /// One table per cache group, group 0 first. They cover `first_position + tokens.len()` positions; in a window group `HOLE` stands
     /// where a block behind the window was released, in a state group there is a block for each tentative row behind those of the
@@ -166,8 +168,7 @@ impl SequencePlan {
 
     /// The position of the first row that may be taken back.
     pub fn tentative_from(&self) -> Option<u32> {
-        let rows = self.tokens.len() as u32 - self.tentative;
-        (self.tentative > 0).then_some(self.first_position + rows)
+        (self.tentative > 0).then(|| self.end() - self.tentative)
     }
 
     /// The drafts up to the row of `sample`, whose token comes behind them.
@@ -334,13 +335,21 @@ pub trait Executor: Send {
 /// A drafter that is a model, as the scheduler knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrafterModel {
-    /// The cache group of its KV, which is optional.
+    /// The first of the cache groups of its KV and states, which are optional and the last of all; and how many they are.
     pub group: usize,
-    /// Tokens of a block there.
+    pub groups: usize,
+    /// Tokens of a block of the first.
     pub block_tokens: u32,
     /// Most positions of a sequence that it can compute.
     pub positions: u32,
     pub reads: Reads,
+}
+
+impl DrafterModel {
+    /// The cache groups that are its own.
+    pub fn cache_groups(&self) -> Range<usize> {
+        self.group..self.group + self.groups
+    }
 }
 
 /// What a drafter that is a model reads of a sequence.

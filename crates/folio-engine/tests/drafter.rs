@@ -9,7 +9,7 @@ use folio_engine::{
     Drafter, DrafterModel, DraftingExecutor, Executor, Guide, GuideRef, Reads, Request, RequestId,
     Restricted, Rules, RulesRef, SamplingParams, SchedulerConfig, StepOutput, StepPlan,
 };
-use folio_kv::TenantId;
+use folio_kv::{GroupConfig, Layout, TenantId};
 use folio_sim::machine::{Machine, VOCAB};
 use folio_sim::rules::HashRules;
 use folio_sim::scenario::{self, request};
@@ -61,6 +61,90 @@ fn a_model_that_is_the_same_is_always_right() {
             let wanted = (12, (28, 28));
             assert_eq!((machine.scheduler.counters().steps, drafts(&machine)), wanted);
         }
+    }
+}
+
+const LAYOUTS: [Layout; 2] = [Layout::State, Layout::Window { tokens: 12 }];
+
+/// A model with layers of another layout, and the same as its drafter, which has so many blocks of each group.
+fn machine_of(layout: Layout, drafter_blocks: u32) -> Machine {
+    let group = GroupConfig { layout, ..GroupConfig::window(12, 64, 8, 1) };
+    Machine::with_groups(config(), 64, 4, &[group]).with_drafter(drafter_blocks, EVER, 64)
+}
+
+#[test]
+fn with_states_or_windows_it_is_always_right_too() {
+    for (layout, temperature) in LAYOUTS.into_iter().flat_map(|layout| [(layout, 0.0), (layout, 1.0)]) {
+        let mut machine = machine_of(layout, 64);
+        let mut request = drafted(1, &prompt(30), 40, 3);
+        (request.sampling.temperature, request.sampling.seed) = (temperature, 17);
+        machine.submit(request.clone());
+        machine.run();
+        machine.assert_as_alone(&request);
+        let (drafted, right) = drafts(&machine);
+        assert!(drafted > 20 && right == drafted, "{layout:?}: {right} of {drafted}");
+    }
+}
+
+/// What others proposed was verified without the drafter; it was preempted; others that began alike were found. What it then goes on from is
+/// what was said.
+#[test]
+fn states_and_windows_are_those_of_what_was_said() {
+    for layout in LAYOUTS {
+        let mut machine = machine_of(layout, 64);
+        for id in 1..=6 {
+            let wanted = drafted(id, &[prompt(40), vec![id as u32; 3 * id as usize]].concat(), 40, 3);
+            let answer: Vec<u32> =
+                machine.alone(&wanted).choices[0].tokens.iter().map(|(token, _)| *token).collect();
+            machine.submit(wanted.clone());
+            let mut preempted = 0;
+            while machine.finished(id).is_empty() {
+                let said = machine.tokens(id, 0).len();
+                if (8..16).contains(&said) {
+                    machine.scheduler.propose(RequestId(id), 0, &answer[said..said + 2]);
+                }
+                if said >= 24 && preempted == 0 {
+                    preempted = machine.scheduler.preempt_all(&mut machine.cache);
+                }
+                machine.step();
+            }
+            machine.assert_as_alone(&wanted);
+            assert_eq!(preempted, 1);
+        }
+        let (drafted, right) = drafts(&machine);
+        assert!(drafted > 60 && right == drafted, "{layout:?}: {right} of {drafted}");
+        assert!(machine.cached_tokens(6) >= Some(40), "{layout:?}");
+    }
+}
+
+#[test]
+fn choices_of_one_prompt_have_states_and_windows_of_their_own() {
+    for layout in LAYOUTS {
+        for length in [30, 32, 33] {
+            let mut machine = machine_of(layout, 64);
+            let mut request = drafted(1, &prompt(length), 20, 3);
+            (request.n, request.sampling.temperature, request.sampling.seed) = (3, 1.0, 5);
+            machine.submit(request.clone());
+            machine.run();
+            machine.assert_as_alone(&request);
+            let (drafted, right) = drafts(&machine);
+            assert!(drafted > 10 && right == drafted, "{layout:?}, {length}: {right} of {drafted}");
+        }
+    }
+}
+
+#[test]
+fn without_room_for_states_or_windows_everything_goes_on_without_the_drafter() {
+    for (layout, blocks) in LAYOUTS.into_iter().flat_map(|layout| [(layout, 9), (layout, 1)]) {
+        let mut machine = machine_of(layout, blocks);
+        let wanted = [1, 2].map(|id| drafted(id, &prompt(30), 40, 3));
+        for wanted in &wanted {
+            machine.submit(wanted.clone());
+        }
+        machine.run();
+        wanted.iter().for_each(|wanted| machine.assert_as_alone(wanted));
+        let (drafted, right) = drafts(&machine);
+        assert_eq!(drafted, right, "{layout:?}, {blocks} blocks");
     }
 }
 
@@ -259,6 +343,7 @@ fn who_wants_no_drafts_has_nothing_computed_for_the_drafter() {
     let nothing =
         |plan: &folio_engine::StepPlan| plan.sequences.iter().all(|of| of.drafter.tokens.is_empty());
     assert!(machine.plans().iter().all(nothing));
+    assert_eq!(machine.cache.stats().windows()[0].allocations, 0, "nor has it blocks for it");
 }
 
 /// A prompt that is found without the drafter's part is computed by the drafter beside the steps, so many tokens in each, and then it proposes.
@@ -324,7 +409,8 @@ impl Executor for Noting {
 fn drafts_are_drawn_at_their_share_of_the_temperature() {
     let (model, drafter) = (Noting::default(), Noting::default());
     let noted = [&model, &drafter].map(|executor| executor.temperatures.clone());
-    let as_drafter = DrafterModel { group: 1, block_tokens: 4, positions: EVER, reads: Reads::Tokens };
+    let as_drafter =
+        DrafterModel { group: 1, groups: 1, block_tokens: 4, positions: EVER, reads: Reads::Tokens };
     let mut executor = DraftingExecutor::new(model, drafter, as_drafter, 100).at_temperature(0.5);
     let guide: Arc<dyn Guide> = HashRules::default().guide(&[]);
     let plan = |step, id, temperature| {

@@ -98,6 +98,7 @@ impl KvCache {
         self.others().for_each(|group| self.attach_group(&mut table, &prefix, group));
         let tail = if source.is_some() { prefix.tail_tokens } else { 0 };
         self.attach_tail(&mut table, source.or(prefix.last), tail, copies);
+        self.attach_states(&mut table);
         let missed = (prefix.chain * size).saturating_sub(table.computed);
         table.query = QueryStats {
             count: 1,
@@ -156,7 +157,11 @@ impl KvCache {
             let Some(source) = source else { continue };
             let config = self.groups[group].config;
             let part = table.computed % config.block_tokens;
-            let source = source.filter(|_| table.goes_on(group));
+            // An optional state may be that of another position.
+            let fits = |of: &BlockId| {
+                !config.optional || config.is_divisible(part, self.slot(group, *of).filled.into())
+            };
+            let source = source.filter(|of| table.goes_on(group) && fits(of));
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
             let Some((source, to)) = taken else {
                 if !config.optional {
@@ -178,12 +183,39 @@ impl KvCache {
         self.slide(table, from);
     }
 
+    /// Where a drafter's state at the end is not there, it goes on from the last one that is.
+    fn attach_states(&mut self, table: &mut BlockTable) {
+        for group in self.others() {
+            let config = self.groups[group].config;
+            if !config.optional || config.layout != Layout::State || table.is_whole(group) {
+                continue;
+            }
+            let ratio = config.block_tokens / self.config.block_tokens;
+            let place = |index: u32| {
+                let last = table.lists[0][((index + 1) * ratio - 1) as usize];
+                Some((index, self.place(group, self.node_of(last))?))
+            };
+            let last = (0..table.computed / config.block_tokens).rev().find_map(place);
+            if let Some((index, block)) = last {
+                self.reference(group, block);
+                self.protect(group, block);
+                table.lists[group][index as usize] = block;
+            }
+            table.written = table.written.min(last.map_or(0, |(index, _)| (index + 1) * config.block_tokens));
+        }
+    }
+
     /// Releases what is not read any more since `before` positions were computed. What a lookup missed is protected from now on:
     /// it was wanted once.
     pub(crate) fn slide(&mut self, table: &mut BlockTable, before: u32) {
         for group in self.others() {
             let config = self.groups[group].config;
-            let (from, to) = (config.first_block(before), config.first_block(table.computed));
+            let to = config.first_block(table.goes_on_at(group));
+            let from = match config.optional && config.layout == Layout::State {
+                // How far a drafter was is not known any more.
+                true => table.lists[group].iter().position(|block| *block != HOLE).unwrap_or(0) as u32,
+                false => config.first_block(before),
+            };
             let mut missed = table.missed * self.config.block_tokens;
             if config.layout == Layout::State {
                 // The last state at or before it: behind it the sequence is another.
@@ -248,6 +280,11 @@ impl KvCache {
             let written = self.groups[group].blocks_of(table.computed) as usize;
             let list = &table.lists[group];
             fork.lists[group].extend_from_slice(&list[..written.min(list.len())]);
+            let config = self.groups[group].config;
+            if config.optional && config.layout == Layout::State && table.written() < table.computed {
+                // The next rows of a drafter that lags would overwrite what the other goes on from.
+                fork.lists[group].fill(HOLE);
+            }
             let held = fork.lists[group].iter().filter(|block| **block != HOLE);
             held.for_each(|block| self.reference(group, *block));
         }
@@ -361,10 +398,8 @@ impl KvCache {
     fn publish_partial_places(&mut self, table: &mut BlockTable, last: usize) {
         for group in self.others() {
             let config = self.groups[group].config;
-            let lost = match config.optional {
-                true => table.written < table.computed,
-                false => table.overwritten && config.layout == Layout::State,
-            };
+            let lost = (config.optional && table.written < table.computed)
+                || (table.overwritten && config.layout == Layout::State);
             if let Some(index) = table.partial_block(group).filter(|_| !lost)
                 && table.lists[group]
                     .get(index)

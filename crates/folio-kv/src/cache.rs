@@ -26,6 +26,7 @@
 //! So every copy must be executed in the step in which it was handed out, unless every table that depends on it is
 //! released in that step.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -43,7 +44,7 @@ use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
 use crate::stats::{CacheStats, QueryStats, TenantStats};
 use crate::table::{BlockTable, Lists};
-use crate::types::{BlockCopy, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
+use crate::types::{BlockCopy, BlockId, CacheConfig, GroupConfig, HOLE, Layout, OutOfBlocks, TenantId};
 
 /// Content, the pools it resides in, and the account of both. See the module documentation for what it asks of the executor, and
 /// `group` for how groups hang together.
@@ -100,11 +101,6 @@ impl KvCache {
         assert!(
             { sizes }.all(|size| size >= config.block_tokens && size % config.block_tokens == 0),
             "blocks of every group hold a multiple of what those of group 0 hold"
-        );
-        // A state behind one that is not there would be wrong.
-        assert!(
-            more.iter().all(|group| !group.optional || group.layout != Layout::State),
-            "a state group cannot be optional"
         );
         let configs = std::iter::once(config.first_group()).chain(more.iter().copied());
         let mut groups: Vec<Group> =
@@ -211,7 +207,12 @@ impl KvCache {
         copies: &mut Vec<BlockCopy>,
     ) -> Result<(), OutOfBlocks> {
         let needed = self.needed(table, tokens);
-        if needed.is_zero() && self.groups[0].blocks_of(tokens) as usize <= table.lists[0].len() {
+        // Rows that may be taken back need blocks in state groups alone.
+        let covers = |group: usize| {
+            let blocks = self.groups[group].config.blocks_of(tokens, table.tentative);
+            blocks as usize <= table.lists[group].len()
+        };
+        if needed.is_zero() && (0..self.groups.len()).all(covers) {
             return Ok(());
         }
         let tenant = table.hashes.root().tenant;
@@ -234,28 +235,61 @@ impl KvCache {
         Ok(())
     }
 
-    /// Gives a table blocks of an optional, paged group where it has holes, to be written from [`BlockTable::written`] on. All or nothing:
-    /// `false` where there is no room, or what lacks is another's to write.
-    pub fn refill(&mut self, table: &mut BlockTable, group: usize) -> bool {
-        let (tenant, size) = (table.hashes.root().tenant, self.groups[group].config.block_tokens);
-        let (first, end) =
-            (table.lists[group].partition_point(|block| *block != HOLE), table.lists[group].len());
-        let foreign = (first as u32) * size < table.declared_blocks() * self.config.block_tokens;
-        if first == end {
+    /// Gives a table blocks of its own in optional groups, paged ones and states, that are written together, where one of them has holes:
+    /// from [`BlockTable::written`] on, which is where all of them can go on. All or nothing: `false` where there is no room, or what
+    /// lacks is another's to write.
+    pub fn refill(&mut self, table: &mut BlockTable, groups: Range<usize>) -> bool {
+        if groups.clone().all(|group| table.is_whole(group)) {
             return true;
         }
-        if foreign || (self.available_in(group) as usize) < end - first {
+        let (tenant, from) = (table.hashes.root().tenant, self.goes_on_from(table, groups.clone()));
+        let lacks = |group: usize| {
+            let first = from.div_ceil(self.groups[group].config.block_tokens) as usize;
+            let blocks = table.lists[group].iter().skip(first);
+            blocks.filter(|block| !self.is_private(group, **block)).count()
+        };
+        let foreign = from < table.declared_blocks() * self.config.block_tokens;
+        if foreign || groups.clone().any(|group| lacks(group) > self.available_in(group) as usize) {
             return false;
         }
-        for index in first..end {
-            let Some(block) = self.take(group, tenant) else { return false };
-            let start = index as u32 * size;
-            self.set_filled(group, block, table.computed.saturating_sub(start).min(size));
-            table.set(group, index, block);
+        for group in groups {
+            let size = self.groups[group].config.block_tokens;
+            for index in from.div_ceil(size) as usize..table.lists[group].len() {
+                let before = table.lists[group][index];
+                if self.is_private(group, before) {
+                    continue;
+                }
+                let Some(block) = self.take(group, tenant) else { return false };
+                let start = index as u32 * size;
+                self.set_filled(group, block, table.computed.saturating_sub(start).min(size));
+                table.set(group, index, block);
+                if before != HOLE {
+                    self.unreference(group, before);
+                }
+            }
+            table.published[group] = table.published[group].min(from / size);
         }
-        table.written = table.written.min(first as u32 * size);
-        table.published[group] = table.published[group].min(first as u32);
+        table.written = table.written.min(from);
         true
+    }
+
+    /// Positions that a table has in all of these optional groups: up to the first hole; and none, where a state lacks or is that of more.
+    fn goes_on_from(&self, table: &BlockTable, groups: Range<usize>) -> u32 {
+        let is_state = |group: &usize| self.groups[*group].config.layout == Layout::State;
+        let whole = |group: usize| {
+            let blocks = table.lists[group].partition_point(|block| *block != HOLE);
+            blocks as u32 * self.groups[group].config.block_tokens
+        };
+        let written = table.written();
+        let from = groups.clone().filter(|group| !is_state(group)).map(whole).fold(written, u32::min);
+        let there = |group: usize| table.held(group).first().is_some_and(|block| *block != HOLE);
+        let goes_on = groups.filter(is_state).all(|group| from == written && there(group));
+        if goes_on { from } else { 0 }
+    }
+
+    /// Whether a table alone has a block, and nothing is found there.
+    fn is_private(&self, group: usize, block: BlockId) -> bool {
+        block != HOLE && self.slot(group, block).refs == 1 && self.slot(group, block).node().is_none()
     }
 
     fn replace_tail(
@@ -338,6 +372,8 @@ impl KvCache {
         let tentative = table.tentative_from;
         for group in self.others().filter(|_| computed > tentative) {
             let config = self.groups[group].config;
+            // Of the last draft a drafter has no state.
+            let computed = if config.optional { computed.min(table.written) } else { computed };
             let ends = |position: u32| {
                 (position + 1).is_multiple_of(config.block_tokens) || position + 1 == computed
             };

@@ -262,9 +262,10 @@ impl KvCache {
         }
     }
 
-    /// The last position up to `positions` at which blocks of all groups end.
+    /// The last position up to `positions` at which blocks of all groups end that are needed.
     pub fn border(&self, positions: u32) -> u32 {
-        let sizes = self.groups.iter().map(|group| group.config.block_tokens);
+        let needed = self.groups.iter().filter(|group| !group.config.optional);
+        let sizes = needed.map(|group| group.config.block_tokens);
         let multiple = |all: u32, size: u32| (all..).step_by(all as usize).find(|of| of % size == 0);
         positions - positions % sizes.fold(1, |all, size| multiple(all, size).unwrap_or(u32::MAX))
     }
@@ -273,7 +274,7 @@ impl KvCache {
     /// table has may be computed meanwhile ([`BlockTable::computable`]); of groups that keep no more than what the next query reads only
     /// what the query behind the transfer reads is loaded, so with such there must be no rest; optional groups are not loaded. With the ticket
     /// comes what is to be written, as far as the table knows the hashes. `None`, and nothing changed: there is no room, it would begin or end
-    /// within a block of some group, or rows that may be taken back are under way.
+    /// within a block of some group that is needed, or rows that may be taken back are under way.
     pub fn begin_load(&mut self, table: &mut BlockTable, blocks: u32) -> Option<(Ticket, Vec<Content>)> {
         let (from, to) = (table.capacity(), table.capacity() + blocks * self.config.block_tokens);
         let whole = |positions| self.border(positions) == positions;
@@ -294,7 +295,12 @@ impl KvCache {
         let (mut slots, mut contents) = (self.spare.pop().unwrap_or_default(), Vec::new());
         for (group, slots) in slots.iter_mut().enumerate().take(self.groups.len()) {
             let config = self.groups[group].config;
-            let (first, end) = (from / config.block_tokens, to / config.block_tokens);
+            let first = from / config.block_tokens;
+            let end = match config.optional {
+                // What a drafter has ends here, whatever its blocks hold.
+                true => table.lists[group].len() as u32,
+                false => to / config.block_tokens,
+            };
             for index in first..end {
                 let block = table.lists[group][index as usize];
                 if block != HOLE && (config.optional || index < config.first_block(to)) {

@@ -14,7 +14,7 @@ use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
 use crate::stats::QueryStats;
-use crate::types::{BlockId, GroupConfig, HOLE, Root};
+use crate::types::{BlockId, GroupConfig, HOLE, Layout, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
 /// dropped leaks its references (`KvCache::check` reports that).
@@ -42,6 +42,8 @@ pub struct BlockTable {
     pub(crate) confirmed: u32,
     /// Positions `< written` of optional groups are in the cache, or all that are computed: a drafter may lag behind.
     pub(crate) written: u32,
+    /// Nobody computes in optional groups.
+    pub(crate) left_out: bool,
     /// Leading blocks of each group that are published, or never will be: all full ones, unless some are being loaded, or not written.
     pub(crate) published: [u32; MAX_GROUPS],
     /// Its last blocks, which transfers write: for each transfer, in order, how many of group 0; without a ticket, one that ended
@@ -71,6 +73,7 @@ impl BlockTable {
             may_share: false,
             confirmed: 0,
             written: u32::MAX,
+            left_out: false,
             published: [0; MAX_GROUPS],
             transfers: Vec::new(),
             missed: 0,
@@ -136,19 +139,31 @@ impl BlockTable {
         self.written = written;
     }
 
+    /// Nobody computes in optional groups, so no more blocks of them are taken for it.
+    pub fn leave_out(&mut self) {
+        self.left_out = true;
+    }
+
     /// Positions of optional groups that are in the cache.
     pub fn written(&self) -> u32 {
         self.written.min(self.computed)
     }
 
-    /// Whether it holds every block of an optional group: without holes, what computes there can go on.
-    pub fn is_whole(&self, group: usize) -> bool {
-        self.lists[group].last() != Some(&HOLE)
+    /// Positions behind which a group goes on: of a drafter's states those that it wrote, however far it lags behind.
+    pub(crate) fn goes_on_at(&self, group: usize) -> u32 {
+        let config = &self.groups[group];
+        if config.optional && config.layout == Layout::State { self.written() } else { self.computed }
     }
 
-    /// Whether one more block of a group is of use: behind a hole none of an optional group is.
+    /// Whether it holds every block of an optional group that is read or written next: without holes there, what computes there can go on.
+    pub fn is_whole(&self, group: usize) -> bool {
+        let held = self.held(group);
+        held.first() != Some(&HOLE) && held.last() != Some(&HOLE)
+    }
+
+    /// Whether one more block of a group is of use: of an optional group none is behind a hole, or where nobody computes.
     pub(crate) fn goes_on(&self, group: usize) -> bool {
-        !self.groups[group].optional || self.is_whole(group)
+        !self.groups[group].optional || (!self.left_out && self.is_whole(group))
     }
 
     /// Tokens per block of a group.
@@ -159,7 +174,7 @@ impl BlockTable {
     /// Entries of a group from the first that the next query reads on.
     pub(crate) fn held(&self, group: usize) -> &[BlockId] {
         let blocks = &self.lists[group];
-        let first = self.groups[group].first_block(self.computed) as usize;
+        let first = self.groups[group].first_block(self.goes_on_at(group)) as usize;
         &blocks[first.min(blocks.len())..]
     }
 
@@ -246,8 +261,7 @@ impl BlockTable {
 
     /// Blocks that are full, and published between steps.
     pub(crate) fn full_blocks(&self, group: usize) -> u32 {
-        let written =
-            if self.groups[group].optional { self.computed.min(self.written) } else { self.computed };
+        let written = if self.groups[group].optional { self.written() } else { self.computed };
         written / self.block_tokens(group)
     }
 

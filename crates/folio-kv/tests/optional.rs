@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ByRoot, config, root};
-use folio_kv::{GroupConfig, HOLE, KvCache, Layout, LruLeafFirst};
+use folio_kv::{BlockTable, GroupConfig, HOLE, KvCache, Layout, LruLeafFirst};
 
 /// Blocks of four tokens, in group 0 and in the optional one.
 fn cache() -> KvCache {
@@ -85,6 +85,19 @@ fn transfers_leave_optional_groups_alone() {
     cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();
     cache.check(&[&table]).unwrap();
     cache.release(table, &tokens);
+    // Nor do they wait for the end of one of its blocks.
+    let group = GroupConfig { optional: true, layout: Layout::Paged, ..GroupConfig::window(1, 16, 8, 64) };
+    let mut cache = KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()));
+    assert_eq!(cache.border(13), 12);
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 12, &mut Vec::new()).expect("room");
+    cache.committed(&mut table, &tokens, 12);
+    let (ticket, _) = cache.begin_load(&mut table, 2).expect("of group 0 it begins with a block");
+    assert_eq!((table.group(1)[0] == HOLE, &table.group(1)[1..]), (false, &[HOLE; 2][..]));
+    cache.check(&[&table]).unwrap();
+    cache.end_load(ticket, Some(&mut table), &tokens, false).unwrap();
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &tokens);
 }
 
 /// What was found without a drafter's part gets blocks for it, and is published when the drafter has computed it.
@@ -99,7 +112,7 @@ fn what_is_found_without_an_optional_group_is_filled_again() {
     cache.release(first, &tokens);
     let (mut table, _) = cache.attach_at(&root, &tokens, 39);
     assert_eq!((table.computed(), table.group(1)), (12, &[HOLE; 3][..]));
-    assert!(cache.refill(&mut table, 1) && table.is_whole(1));
+    assert!(cache.refill(&mut table, 1..2) && table.is_whole(1));
     assert_eq!(table.written(), 0);
     cache.check(&[&table]).unwrap();
     table.set_written(9);
@@ -118,7 +131,7 @@ fn what_is_found_without_an_optional_group_is_filled_again() {
     cache.grow(&mut holder, 52, &mut Vec::new()).expect("room");
     let (mut table, _) = cache.attach_at(&root, &tokens, 39);
     let before = table.group(1).to_vec();
-    assert!(before.contains(&HOLE) && !cache.refill(&mut table, 1));
+    assert!(before.contains(&HOLE) && !cache.refill(&mut table, 1..2));
     assert_eq!(table.group(1), before);
     [table, holder].into_iter().for_each(|table| drop(cache.release(table, &long)));
 }
@@ -146,5 +159,105 @@ fn what_fills_an_optional_group_evicts_nothing_else() {
         found
     });
     assert_eq!(found, [(12, false), (12, false), (12, false), (12, true)]);
+    cache.check(&[]).unwrap();
+}
+
+/// States of a drafter behind every eighth position and the last.
+fn with_states() -> KvCache {
+    let layout = Layout::State;
+    let group = GroupConfig { layout, blocks: 8, block_tokens: 8, bytes_per_block: 64, optional: true };
+    KvCache::with_groups(config(16, 4), &[group], Box::new(LruLeafFirst::new()))
+}
+
+/// The drafter computed all drafts but the last: of what was right its states are kept, and one that lacks is not that of another position.
+#[test]
+fn a_drafters_state_is_that_of_what_it_wrote() {
+    let (mut cache, root, tokens) = (with_states(), root(0), (0..40).collect::<Vec<u32>>());
+    let commit = |cache: &mut KvCache, table: &mut BlockTable, written: u32, computed: u32| {
+        table.set_written(written);
+        cache.committed(table, &tokens, computed);
+        cache.check(&[&*table]).unwrap();
+    };
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 6, &mut Vec::new()).expect("room");
+    commit(&mut cache, &mut table, 6, 6);
+    table.set_tentative(3);
+    cache.grow(&mut table, 10, &mut Vec::new()).expect("room");
+    table.plan_tentative(Some(7));
+    let planned = table.group(1).to_vec();
+    assert_eq!(planned.len(), 1 + 3);
+    for (written, computed) in [(7, 7), (8, 8), (9, 9), (9, 10)] {
+        commit(&mut cache, &mut table, written, computed);
+    }
+    assert_eq!(table.group(1), [HOLE, planned[2], planned[0], planned[3]]);
+    // It lags behind: what it goes on from stays, however far the rest is.
+    table.set_tentative(0);
+    cache.grow(&mut table, 20, &mut Vec::new()).expect("room");
+    table.plan_tentative(None);
+    commit(&mut cache, &mut table, 9, 20);
+    assert_eq!((table.written(), table.group(1)[1]), (9, planned[2]));
+    assert!(table.is_whole(1));
+    // Who parts from it now has no state that the other's next rows overwrite.
+    let fork = cache.fork(&mut table);
+    assert!(!fork.is_whole(1) && table.is_whole(1));
+    cache.check(&[&table, &fork]).unwrap();
+    cache.release(fork, &tokens);
+    cache.grow(&mut table, 21, &mut Vec::new()).expect("room");
+    commit(&mut cache, &mut table, 21, 21);
+    let fork = cache.fork(&mut table);
+    assert!(fork.is_whole(1));
+    [table, fork].into_iter().for_each(|table| drop(cache.release(table, &tokens)));
+    cache.check(&[]).unwrap();
+}
+
+/// Rows of drafts have blocks of their own, also where no other group needs any.
+#[test]
+fn drafts_within_a_block_have_blocks_for_their_states() {
+    let (mut cache, root, tokens) = (with_states(), root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 5, &mut Vec::new()).expect("room");
+    table.set_written(5);
+    cache.committed(&mut table, &tokens, 5);
+    table.set_tentative(2);
+    cache.grow(&mut table, 8, &mut Vec::new()).expect("room");
+    assert_eq!((table.capacity(), table.group(1).len()), (8, 1 + 2));
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &tokens);
+}
+
+/// A conversation goes on from the state at its end; where less of it is shared the drafter goes on from the last before that, or begins with
+/// the first token.
+#[test]
+fn a_state_of_another_position_is_not_found() {
+    let (mut cache, root, tokens) = (with_states(), root(0), (0..40).collect::<Vec<u32>>());
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 6, &mut Vec::new()).expect("room");
+    table.set_written(6);
+    cache.committed(&mut table, &tokens, 6);
+    cache.release(table, &tokens);
+    let (table, copies) = cache.attach_at(&root, &tokens, 39);
+    assert_eq!((table.computed(), table.is_whole(1), copies.len()), (6, true, 2));
+    cache.release(table, &tokens);
+    let other: Vec<u32> = (0..5).chain(100..130).collect();
+    let (mut table, _) = cache.attach_at(&root, &other, 34);
+    assert_eq!((table.computed(), table.group(1), table.written()), (5, &[HOLE][..], 0));
+    assert!(cache.refill(&mut table, 1..2) && table.is_whole(1));
+    assert_eq!(table.written(), 0);
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &other);
+    // States behind eight positions and behind fourteen.
+    let (mut table, _) = cache.attach_at(&root, &tokens, 0);
+    cache.grow(&mut table, 14, &mut Vec::new()).expect("room");
+    table.set_written(14);
+    cache.committed(&mut table, &tokens, 14);
+    cache.release(table, &tokens);
+    let other: Vec<u32> = (0..12).chain(100..130).collect();
+    let (mut table, _) = cache.attach_at(&root, &other, 34);
+    assert_eq!((table.computed(), table.written(), table.is_whole(1)), (12, 8, false));
+    let state = table.group(1)[0];
+    assert!(cache.refill(&mut table, 1..2) && table.is_whole(1));
+    assert_eq!((table.written(), table.group(1)[0], table.group(1).len()), (8, state, 2));
+    cache.check(&[&table]).unwrap();
+    cache.release(table, &other);
     cache.check(&[]).unwrap();
 }

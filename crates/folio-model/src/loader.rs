@@ -31,7 +31,7 @@ pub struct LoadOptions<'a> {
     pub max_logit_rows: usize,
     /// Most tokens of a sequence, prompt and output together. `None`: as many as the model allows.
     pub max_model_len: Option<usize>,
-    /// [`CacheUse::keeps_all`], for a drafter: what it keeps is one group.
+    /// [`CacheUse::keeps_all`], for a drafter.
     pub keeps_all: bool,
     pub kv_formats: KvFormats,
     pub block_tokens: usize,

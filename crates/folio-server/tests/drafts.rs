@@ -105,7 +105,8 @@ fn engine_of(drafter: Option<Drafter>) -> EngineHandle {
                     (Reads::Features { width: FEATURES }, executor(head))
                 }
             };
-            let as_drafter = DrafterModel { group: 1, block_tokens: 16, positions: u32::MAX, reads };
+            let as_drafter =
+                DrafterModel { group: 1, groups: 1, block_tokens: 16, positions: u32::MAX, reads };
             Box::new(DraftingExecutor::new(executor(sim()).with_groups(1), own, as_drafter, VOCAB))
         }
     };

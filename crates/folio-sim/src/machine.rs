@@ -11,7 +11,9 @@ use folio_engine::{
     FinishReason, LoadOrder, Micros, ModelExecutor, Reads, Request, Scheduler, SchedulerConfig, StepDriver,
     StoreOrder, TransferOrder, turn,
 };
-use folio_kv::{BlockHash, BlockHashes, CacheConfig, Content, GroupConfig, KvCache, TierId, default_policy};
+use folio_kv::{
+    BlockHash, BlockHashes, CacheConfig, Content, GroupConfig, KvCache, Layout, TierId, default_policy,
+};
 use folio_model::backend::Backend;
 
 use crate::backend::{FEATURES, SimBackend};
@@ -238,13 +240,15 @@ impl Machine {
         self.rebuilt()
     }
 
-    /// With a model for drafts whose KV has so many blocks, which sees so many positions and computes so many rows at once. It is the same as
-    /// the other model. Before anything runs, with one group.
+    /// With a model for drafts that has so many blocks of each group, sees so many positions and computes so many rows at once. It is the same
+    /// as the other model, but that it keeps what lies behind a window. Before anything runs.
     pub fn with_drafter(self, blocks: u32, positions: u32, rows: usize) -> Self {
         let (vocab, block_tokens) = (VOCAB as usize, self.cache.config().block_tokens as usize);
-        let backend = SimBackend::new(vocab, blocks as usize, block_tokens, rows, rows);
+        let more: Vec<GroupConfig> =
+            self.groups.iter().map(|group| GroupConfig { blocks, ..*group }).collect();
+        let backend = SimBackend::new(vocab, blocks as usize, block_tokens, rows, rows).with_groups(&more);
         let backend = if self.samples { backend.with_sampling() } else { backend };
-        self.drafted_by(Box::new(backend), blocks, positions, Reads::Tokens)
+        self.drafted_by(Box::new(backend), blocks, positions, Reads::Tokens, &more)
     }
 
     /// Each step in which it computes takes so much longer.
@@ -263,19 +267,35 @@ impl Machine {
     pub fn with_head(self, blocks: u32, rows: usize) -> Self {
         let block_tokens = self.cache.config().block_tokens as usize;
         let backend = HeadBackend::new(VOCAB as usize, blocks as usize, block_tokens, rows);
-        self.drafted_by(Box::new(backend), blocks, u32::MAX, Reads::Features { width: FEATURES })
+        self.drafted_by(Box::new(backend), blocks, u32::MAX, Reads::Features { width: FEATURES }, &[])
     }
 
-    fn drafted_by(mut self, backend: Box<dyn Backend>, blocks: u32, positions: u32, reads: Reads) -> Self {
+    /// `more`: its groups beside the first.
+    fn drafted_by(
+        mut self,
+        backend: Box<dyn Backend>,
+        blocks: u32,
+        positions: u32,
+        reads: Reads,
+        more: &[GroupConfig],
+    ) -> Self {
         let config = *self.cache.config();
-        let group = GroupConfig { blocks, optional: true, ..config.first_group() };
-        self.cache = KvCache::with_groups(config, &[group], default_policy(0.01));
+        let first = GroupConfig { blocks, optional: true, ..config.first_group() };
+        let more = more.iter().map(|group| {
+            let layout = if group.layout == Layout::State { Layout::State } else { Layout::Paged };
+            GroupConfig { layout, optional: true, ..*group }
+        });
+        let own: Vec<GroupConfig> = [first].into_iter().chain(more).collect();
+        let all = [&self.groups[..], &own].concat();
+        self.cache = KvCache::with_groups(config, &all, default_policy(0.01));
         let (vocab, rows, block_tokens) = (VOCAB as usize, self.rows, config.block_tokens);
-        let of_model = SimBackend::new(vocab, config.blocks as usize, block_tokens as usize, rows, rows);
+        let of_model = SimBackend::new(vocab, config.blocks as usize, block_tokens as usize, rows, rows)
+            .with_groups(&self.groups);
         let of_model = if self.samples { of_model.with_sampling() } else { of_model };
         let executor = |backend| ModelExecutor::new(backend, vocab, rows, rows);
-        let as_drafter = DrafterModel { group: 1, block_tokens, positions, reads };
-        let model = executor(Box::new(of_model)).with_groups(1);
+        let group = 1 + self.groups.len();
+        let as_drafter = DrafterModel { group, groups: own.len(), block_tokens, positions, reads };
+        let model = executor(Box::new(of_model)).with_groups(group);
         self.driver.executor = Box::new(DraftingExecutor::new(model, executor(backend), as_drafter, VOCAB));
         let scheduler = Scheduler::new(self.config.clone()).expect("the test's limits are valid");
         let (depth, lag) = (self.driver.executor.depth(), self.driver.executor.lag());

@@ -120,8 +120,13 @@ fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor<M
     let Scenario { cache, vocab, max_rows, max_logit_rows, groups, .. } = scenario;
     let (group, blocks) = (groups.len(), groups.last().map_or(0, |group| group.blocks));
     let (blocks, block_tokens) = (blocks as usize, cache.block_tokens as usize);
-    let as_drafter =
-        |positions, reads| DrafterModel { group, block_tokens: cache.block_tokens, positions, reads };
+    let as_drafter = |positions, reads| DrafterModel {
+        group,
+        groups: 1,
+        block_tokens: cache.block_tokens,
+        positions,
+        reads,
+    };
     let model = model.with_groups(group);
     let executor = |backend: Box<dyn Backend>, vocab: u32| {
         ModelExecutor::new(backend, vocab as usize, *max_rows, *max_logit_rows)

@@ -170,12 +170,14 @@ impl PoolRequest {
         }
     }
 
-    /// Blocks of a state group, each a state, beside `blocks` of group 0: as many bytes as those take, at least what one sequence needs,
-    /// and no more than all sequences do with as many that are kept for others. A state does not grow with its sequence, so lengths say
+    /// Blocks of a state group, each a state, beside `blocks` of group 0: as many bytes as those take, or of a drafter's states, as its KV
+    /// takes; at least what one sequence needs, and no more than all sequences do with as many that are kept for others. A state does not grow with its sequence, so lengths say
     /// nothing here; and as with windows, more than `blocks` are never of use.
     fn state_blocks(&self, group: &GroupConfig, blocks: u32) -> u32 {
         let least = self.window_sequence_blocks(group);
-        let bytes = u64::from(blocks).saturating_mul(self.bytes_per_block);
+        let of_drafter = self.windows.iter().find(|first| first.optional && group.optional);
+        let beside = of_drafter.map_or(self.bytes_per_block, |first| first.bytes_per_block);
+        let bytes = u64::from(blocks).saturating_mul(beside);
         let share = u32::try_from(bytes / group.bytes_per_block.max(1)).unwrap_or(u32::MAX);
         let useful = least.saturating_mul(2).saturating_mul(self.max_num_seqs).min(blocks);
         share.min(useful).max(least)
@@ -477,6 +479,18 @@ mod tests {
         assert_eq!(found(8, 4096, 64), (1024, 128), "half of two GiB for each");
         assert_eq!(found(1, 4096, 4), (260, 2 * least * 4), "as much as four sequences need");
         assert_eq!(found(100, 1024, 64), (112, least), "what one sequence needs goes first");
+        // Of a drafter, as many bytes as its KV takes.
+        let of_drafter = |layout, block_tokens, bytes_per_block| GroupConfig {
+            layout,
+            blocks: 0,
+            block_tokens,
+            bytes_per_block,
+            optional: true,
+        };
+        let windows = vec![of_drafter(Layout::Paged, 16, 1 << 17), of_drafter(Layout::State, 256, 1 << 20)];
+        let pool = pool(&PoolRequest { windows, ..request(1, 4096, 64) }).expect("fits");
+        assert_eq!(pool.windows[0].blocks, pool.blocks);
+        assert_eq!(pool.windows[1].blocks, pool.blocks / 8);
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Runtime {
             share: sizes.kv_cache_share,
             free: free.clone(),
             bytes_per_block: model.kv_layout.groups[0].bytes_per_block() as u64,
-            windows: windows(&model.kv_layout, draft.as_ref().map(Draft::group))?,
+            windows: windows(&model.kv_layout, &draft.as_ref().map(Draft::groups).unwrap_or_default())?,
             block_tokens: args.block_size,
             max_model_len,
             max_num_seqs: sizes.max_num_seqs,
@@ -258,7 +258,7 @@ impl Runtime {
 }
 
 /// The groups but the first, without their pools: the windows and states of a layout, and behind them what a drafter needs.
-pub(crate) fn windows(layout: &KvLayout, draft: Option<GroupConfig>) -> Result<Vec<GroupConfig>> {
+pub(crate) fn windows(layout: &KvLayout, draft: &[GroupConfig]) -> Result<Vec<GroupConfig>> {
     let window = |(group, kv): (usize, &KvGroup)| match kv.kind {
         GroupKind::Window { tokens } => {
             let (size, bytes) = (kv.block_tokens as u32, kv.bytes_per_block() as u64);
@@ -276,12 +276,13 @@ pub(crate) fn windows(layout: &KvLayout, draft: Option<GroupConfig>) -> Result<V
         }
         kind => bail!("cache group {group} is {kind:?}: only the first may have no window"),
     };
-    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS - usize::from(draft.is_some()));
-    if groups > most {
-        bail!("the model has {groups} kinds of layers, at most {most} are possible");
+    let (groups, most) = (layout.groups.len(), folio_kv::MAX_GROUPS);
+    if groups + draft.len() > most {
+        let more = if draft.is_empty() { String::new() } else { format!(", what drafts {}", draft.len()) };
+        bail!("the model has {groups} kinds of layers{more}: at most {most} are possible");
     }
     let windows = layout.groups.iter().enumerate().skip(1).map(window);
-    windows.chain(draft.map(Ok)).collect()
+    windows.chain(draft.iter().copied().map(Ok)).collect()
 }
 
 /// Guarantees and ceilings of the tenants file; a wrong one is named as the file names its owner.
@@ -485,11 +486,20 @@ mod tests {
     }
 
     #[test]
+    fn a_model_and_its_drafter_share_the_groups_that_are_possible() {
+        let group = GroupConfig { optional: true, ..GroupConfig::window(128, 0, 16, 1) };
+        let found = windows(&layout(), &[group; 2]).expect("four");
+        assert_eq!(found[1..], [group; 2]);
+        let error = windows(&layout(), &[group; 3]).expect_err("five").to_string();
+        assert!(error.contains("2 kinds of layers, what drafts 3: at most 4"), "{error}");
+    }
+
+    #[test]
     fn a_window_group_has_blocks_of_its_own_size() {
         let mut layout = layout();
         layout.groups[1].block_tokens = 32;
         let bytes = 2 * 4 * 64 * 2 * 2 * 32;
-        assert_eq!(windows(&layout, None).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
+        assert_eq!(windows(&layout, &[]).expect("valid"), [GroupConfig::window(128, 0, 32, bytes)]);
     }
 
     #[test]

@@ -174,10 +174,13 @@ impl Scheduler {
         self.end_with_error(cache, slot, format!("{what}: {reason}"));
     }
 
-    /// Rows that were not confirmed are scheduled again.
+    /// Rows that were not confirmed are scheduled again, and so are the drafter's.
     fn take_back(&mut self, slot: Slot) {
-        if let Some(running) = self.sequences[slot].running_mut() {
-            running.scheduled = running.table.computed();
+        let Some(running) = self.sequences[slot].running_mut() else { return };
+        running.scheduled = running.table.computed();
+        if self.drafter.is_some() {
+            running.drafter_computed = running.drafter_computed.min(running.scheduled);
+            running.table.set_written(running.table.written());
         }
     }
 

@@ -3,13 +3,13 @@
 //! Owns: the number of drafts of each sequence in each step. Must never: change a token, keep anybody waiting, or take a block that somebody
 //! needs.
 //!
-//! Drafts are either known before the plan ([`Scheduler::propose`]), or the step's own drafter proposes them, a model with its KV in an
-//! optional group ([`crate::plan::DraftPlan`]). Its KV follows what is known: in steps of several tokens it computes the same tokens; in
+//! Drafts are either known before the plan ([`Scheduler::propose`]), or the step's own drafter proposes them, a model with its KV and states in
+//! optional groups ([`crate::plan::DraftPlan`]). Its KV follows what is known: in steps of several tokens it computes the same tokens; in
 //! steps of one it lags until drafts are wanted again. What it lacks of a prefix that was found without it, or loaded, it computes beside the
-//! next steps, a bounded number of tokens in each. How far it is there is the table's to know
-//! ([`BlockTable::set_written`](folio_kv::BlockTable::set_written)), so that nothing is published that was not computed. Where the group
-//! has no block for it, the sequence goes on without; and where its drafts for a tenant were wrong so often lately that none would pay, it does not
-//! read most of that tenant's that begin ([`DrafterRecord`](crate::acceptance::DrafterRecord)).
+//! next steps, a bounded number of tokens in each; where a state is not there, that is all of it. How far it is there is the table's to know
+//! ([`BlockTable::set_written`]), so that nothing is published that was not computed, and a state is kept while it goes on from that. Where a
+//! group has no block for it, the sequence goes on without; and where its drafts for a tenant were wrong so often lately that none would pay,
+//! it does not read most of that tenant's that begin ([`DrafterRecord`](crate::acceptance::DrafterRecord)).
 //!
 //! A drafter that reads the model's features ([`Reads::Features`]) has a row for each token behind the first, which lies at the position of
 //! the features, the one before the token's. It can compute no more than the model has, in steps that are over; it does so in
@@ -20,7 +20,7 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use folio_kv::KvCache;
+use folio_kv::{BlockTable, KvCache};
 
 use super::Scheduler;
 use super::budget::Step;
@@ -322,7 +322,7 @@ impl Scheduler {
         let mut granted = self.fits(cache, owner, needed, None).fits() && self.grow(cache, slot, to);
         if let Some(running) = self.sequences[slot].running_mut() {
             running.table.set_tentative(tentative);
-            granted &= !by_model || self.drafter.is_some_and(|model| running.table.is_whole(model.group));
+            granted &= !by_model || self.drafter.is_some_and(|model| is_whole(&running.table, model));
         }
         if granted {
             self.grant(slot, drafts);
@@ -371,10 +371,12 @@ impl Scheduler {
         if most > 0 && begins && !self.is_read(slot) {
             self.sequences[slot].model_drafts = 0;
         }
-        if self.sequences[slot].model_drafts > 0
-            && self.refill_drafter(cache, slot, model)
-            && let Some(running) = self.sequences[slot].running_mut()
-        {
+        let wanted = self.sequences[slot].model_drafts > 0;
+        let is_there = wanted && self.refill_drafter(cache, slot, model);
+        let Some(running) = self.sequences[slot].running_mut() else { return };
+        if !wanted {
+            running.table.leave_out();
+        } else if is_there {
             begin_context(running, model);
         }
     }
@@ -382,8 +384,10 @@ impl Scheduler {
     /// The drafter has a block wherever it is to compute. `false`: there is no room.
     fn refill_drafter(&mut self, cache: &mut KvCache, slot: Slot, model: DrafterModel) -> bool {
         let Some(running) = self.sequences[slot].running_mut() else { return false };
-        if !running.table.is_whole(model.group) {
-            if running.table.has_transfers() || !cache.refill(&mut running.table, model.group) {
+        if !is_whole(&running.table, model) {
+            // What steps under way write is not known to the table.
+            let waits = running.begun_steps > 0 || running.table.has_transfers();
+            if waits || !cache.refill(&mut running.table, model.cache_groups()) {
                 return false;
             }
             running.drafter_computed = running.table.written();
@@ -525,7 +529,7 @@ pub(super) fn plan(
     let (wanted, prompt) = (sequence.model_drafts > 0, sequence.choice.is_none());
     let State::Running(running) = &mut sequence.state else { return 0 };
     let lags = std::mem::take(&mut running.drafter_lags);
-    if known > model.positions || !running.table.is_whole(model.group) {
+    if known > model.positions || !is_whole(&running.table, model) {
         return 0;
     }
     // As far as what it reads is there; and a step of one token is computed when there are drafts behind it again, or when features become
@@ -567,6 +571,11 @@ pub(super) fn plan(
         *places += 1;
     }
     end
+}
+
+/// Whether the drafter has a block wherever it is to go on.
+fn is_whole(table: &BlockTable, model: DrafterModel) -> bool {
+    model.cache_groups().all(|group| table.is_whole(group))
 }
 
 /// A drafter that reads features has those that the model computes from here on. Of what was before it sees nothing, where it lacks more

@@ -132,7 +132,7 @@ impl Setup {
             share: sizes.kv_cache_share,
             free: Some(free),
             bytes_per_block: layout.groups[0].bytes_per_block() as u64,
-            windows: runtime::windows(&layout, None).map_err(|error| PoolFault::Format(error.to_string()))?,
+            windows: runtime::windows(&layout, &[]).map_err(|error| PoolFault::Format(error.to_string()))?,
             block_tokens: choice.block_tokens,
             max_model_len,
             max_num_seqs: sizes.max_num_seqs,

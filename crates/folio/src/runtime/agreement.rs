@@ -93,7 +93,7 @@ pub fn agreement(
         let said = tokens(&output.samples);
         let known: Vec<u32> =
             text[lag..].iter().map(|token| if *token < vocab { *token } else { 0 }).collect();
-        let mut plan = steps.next(0, &known, &of_drafter[..1]);
+        let mut plan = steps.next(0, &known, of_drafter);
         if let Reads::Features { width } = as_drafter.reads {
             plan.features = output.features.get(..known.len() * width).unwrap_or_default().to_vec();
         }

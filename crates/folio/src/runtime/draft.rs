@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use folio_engine::{Drafter, DrafterModel, DraftingExecutor, Executor, ModelExecutor, Reads};
 use folio_kv::{GroupConfig, Layout};
 use folio_model::Checkpoint;
-use folio_model::backend::{DType, GroupKind, KvGroup};
+use folio_model::backend::{DType, KvGroup};
 use folio_model::draft_head::DraftHead;
 use folio_model::hub::Held;
 use folio_model::{eagle, mtp};
@@ -123,17 +123,6 @@ impl Draft {
         same_vocabulary(tokenizer, &loaded.tokenizer).with_context(|| format!("--draft-model {draft}"))?;
         let model = loaded.weights.model;
         let weights = Costs::of(&model, loaded.weights.backend.weight_bytes()).weights();
-        if let Some(group) = model.kv_layout.groups.get(1) {
-            let what = match group.kind {
-                GroupKind::State { .. } => "a state of all positions",
-                _ => "K and V of another size, for a window of positions",
-            };
-            bail!(
-                "--draft-model {draft}: {} of its {} layers keep {what}; a draft model's keep K and V, or latents, of each position, all alike",
-                group.layers(),
-                model.config.layers
-            );
-        }
         Ok(Some(Self {
             name: loaded.source.name(),
             drafter: Drafter::Model,
@@ -190,23 +179,21 @@ impl Draft {
         }
     }
 
-    fn kv_group(&self) -> &KvGroup {
-        &self.kv.groups[0]
-    }
-
-    /// Where its KV lies, without a pool.
-    pub fn group(&self) -> GroupConfig {
-        GroupConfig {
-            layout: Layout::Paged,
+    /// Where its KV and its states lie, without pools. Layers with windows keep what lies behind them: a drafter may lag behind what is
+    /// released.
+    pub fn groups(&self) -> Vec<GroupConfig> {
+        let group = |kv: &KvGroup| GroupConfig {
+            layout: if kv.state_values().is_some() { Layout::State } else { Layout::Paged },
             blocks: 0,
-            block_tokens: self.kv_group().block_tokens as u32,
-            bytes_per_block: self.kv_group().bytes_per_block() as u64,
+            block_tokens: kv.block_tokens as u32,
+            bytes_per_block: kv.bytes_per_block() as u64,
             optional: true,
-        }
+        };
+        self.kv.groups.iter().map(group).collect()
     }
 
     /// An executor of both, and how often they say the same to these questions, where that can be found out. `pools` are those of the model's cache groups and
-    /// behind them the drafter's, none in use yet. The model has `vocab` tokens.
+    /// behind them the drafter's, of which none is in use yet. The model has `vocab` tokens.
     pub fn executor(
         mut self,
         model: ModelExecutor,
@@ -215,11 +202,14 @@ impl Draft {
         vocab: usize,
         questions: &Questions,
     ) -> Result<(Box<dyn Executor>, Option<Agreement>)> {
-        let group = pools.len() - 1;
-        self.device.allocate_cache(&self.kv, &[pools[group].blocks as usize])?;
+        let groups = self.kv.groups.len();
+        let group = pools.len() - groups;
+        let blocks: Vec<usize> = pools[group..].iter().map(|pool| pool.blocks as usize).collect();
+        self.device.allocate_cache(&self.kv, &blocks)?;
         let as_drafter = DrafterModel {
             group,
-            block_tokens: self.kv_group().block_tokens as u32,
+            groups,
+            block_tokens: self.kv.block_tokens() as u32,
             positions: u32::try_from(self.positions).unwrap_or(u32::MAX),
             reads: self.reads,
         };

@@ -75,7 +75,7 @@ impl MemoryPlan {
             // What is asked for is held against the memory that is free when the model is loaded.
             free: Some(left).filter(|_| args.kv_cache_memory.is_none()),
             bytes_per_block: layout.groups[0].bytes_per_block() as u64,
-            windows: windows(&layout, None)?,
+            windows: windows(&layout, &[])?,
             block_tokens: args.block_size,
             max_model_len: context_length,
             max_num_seqs: sizes.max_num_seqs,

@@ -151,8 +151,9 @@ impl StartReport {
 
     /// The model that proposes drafts, and its part of the KV cache.
     pub(super) fn describe_draft(&mut self, draft: Option<&Draft>, pool: &memory::Pool) {
-        let (Some(draft), Some(group)) = (draft, pool.windows.last()) else { return };
-        let bytes = u64::from(group.blocks) * group.bytes_per_block;
+        let Some(draft) = draft else { return };
+        let own = pool.windows.iter().filter(|group| group.optional);
+        let bytes: u64 = own.map(|group| u64::from(group.blocks) * group.bytes_per_block).sum();
         let (weights, bytes) = (units::bytes(draft.device.weight_bytes()), units::bytes(bytes));
         let text = format!("by {}: {weights} of weights, and {bytes} of the KV cache", draft.name);
         let at = self.lines.iter().rposition(|(what, _)| matches!(*what, "KV cache" | "window" | "states"));

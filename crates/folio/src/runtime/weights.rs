@@ -282,7 +282,7 @@ impl Loaded {
         Self::open_as(model, args, false)
     }
 
-    /// For drafts: whatever its attention, it has one cache group.
+    /// For drafts: its layers with windows keep what lies behind them.
     pub(super) fn open_drafter(model: &str, args: &EngineArgs) -> Result<Self> {
         Self::open_as(Some(model), args, true)
     }

@@ -22,7 +22,7 @@ use folio_engine::{
     RulesRef, SamplingParams, Scheduler, SchedulerConfig, Speculation, StepDriver, Tier, TierStats,
     TransferOrder, find_in_tiers, turn,
 };
-use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Root, TenantId, TierId, default_policy};
+use folio_kv::{CacheConfig, GroupConfig, Identity, KvCache, Layout, Root, TenantId, TierId, default_policy};
 use folio_model::Checkpoint;
 use folio_model::adapter::{Adapter, AdapterLimits};
 use folio_model::backend::Backend;
@@ -284,7 +284,7 @@ impl World {
             Some(ids) => drafter.with_token_ids(ids, world.recorder.vocab),
             None => drafter,
         };
-        world.draft_with(drafter, Reads::Features { width: head.width() }, of_head);
+        world.draft_with(drafter, Reads::Features { width: head.width() }, of_head, &[]);
         world
     }
 
@@ -343,29 +343,34 @@ impl World {
         self.speculation = speculation;
     }
 
-    /// From now on the model of a fixture proposes drafts for those that want a model's; its KV has so many blocks. `threads` and weights
-    /// are as in `setup`.
+    /// From now on the model of a fixture proposes drafts for those that want a model's; each of its cache groups has so many blocks.
+    /// `threads` and weights are as in `setup`.
     pub fn draft_by(&mut self, fixture: &str, setup: Setup, blocks: u32) {
-        let recorder = Recorder::load(fixture, setup, blocks);
-        assert!(recorder.windows.is_empty(), "{fixture} has windows");
-        let vocab = recorder.vocab;
-        self.draft_with(
-            ModelExecutor::new(recorder.backend, vocab, MAX_ROWS, MAX_ROWS),
-            Reads::Tokens,
-            blocks,
-        );
+        let Recorder { backend, vocab, windows, .. } = Recorder::load(fixture, setup, blocks);
+        let drafter = ModelExecutor::new(backend, vocab, MAX_ROWS, MAX_ROWS);
+        self.draft_with(drafter, Reads::Tokens, blocks, &windows);
     }
 
-    fn draft_with(&mut self, drafter: ModelExecutor, reads: Reads, blocks: u32) {
+    /// `windows`: its cache groups beside full attention. What lies behind a window is kept.
+    fn draft_with(&mut self, drafter: ModelExecutor, reads: Reads, blocks: u32, windows: &[GroupConfig]) {
         let config = *self.cache.config();
-        let own = GroupConfig { blocks: config.blocks, ..config.first_group() };
-        let windows =
-            self.recorder.windows.iter().map(|window| GroupConfig { blocks: own.blocks, ..*window });
-        let groups: Vec<GroupConfig> =
-            windows.chain([GroupConfig { blocks, optional: true, ..own }]).collect();
+        let own = GroupConfig { blocks, optional: true, ..config.first_group() };
+        let more = windows.iter().map(|window| {
+            let layout = if window.layout == Layout::State { Layout::State } else { Layout::Paged };
+            GroupConfig { layout, blocks, optional: true, ..*window }
+        });
+        let of_drafter: Vec<GroupConfig> = [own].into_iter().chain(more).collect();
+        let of_model =
+            self.recorder.windows.iter().map(|window| GroupConfig { blocks: config.blocks, ..*window });
+        let groups: Vec<GroupConfig> = of_model.chain(of_drafter.iter().copied()).collect();
         self.cache = KvCache::with_groups(config, &groups, default_policy(0.01));
-        let as_drafter =
-            DrafterModel { group: groups.len(), block_tokens: own.block_tokens, positions: MAX_LEN, reads };
+        let as_drafter = DrafterModel {
+            group: 1 + self.recorder.windows.len(),
+            groups: of_drafter.len(),
+            block_tokens: own.block_tokens,
+            positions: MAX_LEN,
+            reads,
+        };
         self.draft = Some((drafter, as_drafter));
     }
 

@@ -49,7 +49,7 @@ fn ask(
     questions: &Questions,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Agreement {
-    let as_drafter = DrafterModel { group: 1, block_tokens: 4, positions: 100, reads };
+    let as_drafter = DrafterModel { group: 1, groups: 1, block_tokens: 4, positions: 100, reads };
     let pools = [PoolShape { block_tokens: 4, blocks }; 2];
     let room = AgreementLimits { pools: &pools, rows: ROWS, vocab };
     agreement(model, drafter, as_drafter, room, questions, goes_on).expect("both compute")
