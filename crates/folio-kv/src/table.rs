@@ -14,7 +14,7 @@ use crate::counts::MAX_GROUPS;
 use crate::hash::BlockHashes;
 use crate::lease::Ticket;
 use crate::stats::QueryStats;
-use crate::types::{BlockId, GroupConfig, HOLE, Root};
+use crate::types::{BlockId, GroupConfig, HOLE, Layout, Root};
 
 /// Blocks of one sequence, in position order. Hand it back with [`crate::KvCache::release`]: a table that is merely
 /// dropped leaks its references (`KvCache::check` reports that).
@@ -214,6 +214,15 @@ impl BlockTable {
     /// Whether any transfer does.
     pub fn has_transfers(&self) -> bool {
         !self.transfers.is_empty()
+    }
+
+    /// Where what others began with, too, ends within a block of states, if it is not computed so far: whoever comes third goes on from there
+    /// if a step ends there and its state is kept ([`crate::KvCache::keep_branch`]).
+    pub fn branch(&self) -> Option<u32> {
+        let branch = self.missed * self.block_tokens(0);
+        let mut states = self.groups.iter().filter(|group| group.layout == Layout::State);
+        let is_within = states.any(|group| !branch.is_multiple_of(group.block_tokens));
+        (branch > self.computed && is_within).then_some(branch)
     }
 
     /// Positions that steps may compute: those behind are written by transfers.

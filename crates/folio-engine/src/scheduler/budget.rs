@@ -315,7 +315,12 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return 0 };
         let from = running.scheduled + running.granted;
-        let to = (from + tokens).min(sequence.known()).min(running.table.computable());
+        let mut to = (from + tokens).min(sequence.known()).min(running.table.computable());
+        // A reservation has no block for a copy.
+        if let Some(branch) = running.table.branch().filter(|_| running.reserved.is_none()) {
+            // What is behind it comes when the state there is kept.
+            to = to.min(branch.max(from));
+        }
         let before = cache.available();
         let to = match self.allocate(cache, slot, to) {
             Allocation::Made => to,
