@@ -365,8 +365,9 @@ impl KvCache {
             return;
         }
         let node = self.node_of(table.lists[0][blocks - 1]);
-        for group in self.others().filter(|group| self.groups[*group].config.layout == Layout::State) {
-            let Some(index) = table.partial_block(group) else { continue };
+        for group in self.others() {
+            let is_state = self.groups[group].config.layout == Layout::State;
+            let Some(index) = table.partial_block(group).filter(|_| is_state) else { continue };
             let block = table.lists[group][index];
             if self.slot(group, block).refs == 1 && self.place(group, node).is_none() {
                 self.protect(group, block);

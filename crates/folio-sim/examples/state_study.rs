@@ -1,5 +1,5 @@
-//! Which states of recurrent layers are worth keeping: the engine's rule, what it was, and Marconi's in the same memory, divided between states and K and V in
-//! several ways, over traffic of every kind: one line of CSV per run. What follows, `tools/bench/kv_report.py` says (`docs/kv-cache.md`).
+//! Which states of recurrent layers are worth keeping: the engine's rule, what it was, and Marconi's in the same memory, divided between states
+//! and K and V in several ways, over traffic of every kind: one line of CSV per run. What follows, `tools/bench/kv_report.py` says (`docs/kv-cache.md`).
 //! `cargo run --release -p folio-sim --example state_study -- conversation_trace.jsonl.gz [THREADS]`
 
 use std::fs::File;
