@@ -5,7 +5,7 @@
 
 Prometheus's own promtool checks the rules, runs their cases (rules.test.yml), and lints /metrics of a server; then a Prometheus scrapes that
 server for a few seconds with the rules, and every expression of the dashboard is asked of it. The Dockerfile and the unit are read: what they
-copy is there, and the binary has every flag and variable that they name. FOLDER: a folder with promtool and prometheus; without it those on PATH.
+copy is there, the binary has every flag and variable that they name, and systemd's own tool says how much the unit leaves open. FOLDER: a folder with promtool and prometheus; without it those on PATH.
 Standard library only.
 """
 
@@ -174,6 +174,9 @@ def check_packages(folio):
     code, told = run(folio, *commands[0], "--port", "none")
     check("CMD is parsed", code == 2 and "--port" in told and "none" in told, told)
     check("EXPOSE is the default port", f"[default: {of('EXPOSE')[0]}]" in help_text)
+    if shutil.which("systemd-analyze"):
+        code, told = run("systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=15", UNIT)
+        check("the unit is exposed by 1.5 of 10 at most", code == 0, told)
 
 
 def main():

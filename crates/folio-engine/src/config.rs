@@ -5,6 +5,17 @@ use folio_kv::{CacheConfig, PinLimits, TenantId};
 /// Largest weight of a tenant: more would be a share of nothing for the others.
 pub const TENANT_WEIGHT_MAX: u32 = 1000;
 
+/// Who may join those that run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdmissionPolicy {
+    /// Whoever there is room for, in any step.
+    #[default]
+    Continuous,
+    /// Static batching, to compare with: whoever there is room for when nobody runs, as many as that step has tokens for, and nobody else
+    /// until all of them have ended. Who was preempted comes with the next batch.
+    Static,
+}
+
 /// How the scheduler divides steps, blocks and patience.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
@@ -36,6 +47,7 @@ pub struct SchedulerConfig {
     /// Admit only what fits even if everybody generates up to max_tokens, and set it aside: nobody is ever preempted, not
     /// even for better priority, which comes first among those that wait. Uses the pool less.
     pub guarantee_completion: bool,
+    pub admission: AdmissionPolicy,
     /// Longest wait for a prefix that another sequence is computing; then it is computed twice.
     pub shared_prefix_wait_us_max: u64,
     /// Longest wait for KV from another tier, and for a prompt that another engine computes; then it is computed here.
@@ -84,6 +96,7 @@ impl Default for SchedulerConfig {
             max_preemptions: 3,
             max_bypasses: 32,
             guarantee_completion: false,
+            admission: AdmissionPolicy::default(),
             shared_prefix_wait_us_max: 60_000_000,
             tier_load_wait_us_max: 5_000_000,
             remote_prefill_wait_us_max: 60_000_000,

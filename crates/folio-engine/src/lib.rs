@@ -41,7 +41,7 @@ pub use adapters::{
 };
 pub use clock::{Clock, SystemClock};
 pub use commands::{CacheCommand, CacheReply, CacheResponse};
-pub use config::{ConfigError, SchedulerConfig};
+pub use config::{AdmissionPolicy, ConfigError, SchedulerConfig};
 pub use drafting::{DRAFTS_MAX, Drafter, Drafters, Speculation};
 pub use drafting_executor::DraftingExecutor;
 pub use embeddings::{AxisPositions, EmbeddingRange};

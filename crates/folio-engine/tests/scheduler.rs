@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use folio_engine::request::{Event, Request, RequestId};
-use folio_engine::{FinishReason, Micros, SchedulerConfig, WaitingFor};
+use folio_engine::{AdmissionPolicy, FinishReason, Micros, SchedulerConfig, WaitingFor};
 use folio_kv::TenantId;
 use folio_sim::Machine;
 use folio_sim::scenario::{request, root, small, text};
@@ -114,6 +114,33 @@ fn tenants_do_not_share_a_prefix() {
         "waiting for a tenant tells about it"
     );
     assert_eq!(machine.computed(), 2 * 161);
+}
+
+/// Neither for a place that is free nor for better priority.
+#[test]
+fn a_static_batch_is_joined_by_nobody_until_all_of_it_have_ended() {
+    for admission in [AdmissionPolicy::Static, AdmissionPolicy::Continuous] {
+        let config = SchedulerConfig { admission, max_num_seqs: 3, ..small() };
+        let mut machine = Machine::new(config, 200, 16);
+        let answers = [4, 20, 9, 6, 3, 5];
+        let requests = answers.into_iter().zip(1u64..);
+        let mut requests: Vec<Request> =
+            requests.map(|(tokens, id)| request(id, &text(id as u32, 8), tokens)).collect();
+        requests[5].priority = -1;
+        requests[..5].iter().for_each(|request| machine.submit(request.clone()));
+        assert_eq!(machine.step().sequences.len(), 3, "a batch is as many as there are places");
+        machine.submit(requests[5].clone());
+        let mut joined = false;
+        while machine.finished(2).is_empty() {
+            machine.step();
+            joined |= (4..=6).any(|id| !machine.tokens(id, 0).is_empty());
+        }
+        let preempted = machine.scheduler.counters().preemptions > 0;
+        let continuous = admission == AdmissionPolicy::Continuous;
+        assert_eq!((joined, preempted), (continuous, continuous), "{admission:?}");
+        machine.run();
+        requests.iter().for_each(|request| machine.assert_as_alone(request));
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ use crate::hash::BlockHashes;
 use crate::lease::Holds;
 use crate::nodes::{Kind, Nodes, Parent};
 use crate::policy::{EvictionPolicy, NONE, Retaining};
+use crate::pool::BlockSlot;
 use crate::prefixes::{PinLimits, Prefixes};
 use crate::quota::Quotas;
 use crate::stats::{CacheStats, QueryStats, TenantStats};
@@ -190,11 +191,12 @@ impl KvCache {
         more + u32::from(self.shared_tail(table, group, tokens).is_some())
     }
 
-    /// The partly written block of a group, if it is shared and would be written.
+    /// The partly written block of a group, if it is shared, or kept for others, and would be written.
     pub(crate) fn shared_tail(&self, table: &BlockTable, group: usize, tokens: u32) -> Option<usize> {
         let tail = table.partial_block(group).filter(|_| table.may_share && tokens > table.computed)?;
         let block = table.lists[group][tail];
-        (block != HOLE && self.slot(group, block).refs > 1).then_some(tail)
+        let is_others = |slot: &BlockSlot| slot.refs > 1 || slot.node().is_some();
+        (block != HOLE && is_others(self.slot(group, block))).then_some(tail)
     }
 
     /// Gives the table room for `tokens` positions, and makes every block in which positions `>= table.computed()` will
@@ -386,6 +388,27 @@ impl KvCache {
                     table.lists[group].swap(from as usize, to as usize);
                     table.change(to * config.block_tokens);
                 }
+            }
+        }
+    }
+
+    /// Keeps the states of a table that is computed exactly as far as what others began with ([`BlockTable::branch`]), where that ends within a
+    /// block of theirs: they reside under the node they end with, and [`KvCache::grow`] has the table go on in copies. Elsewhere nothing
+    /// happens. Only while nothing behind is written.
+    pub fn keep_branch(&mut self, table: &mut BlockTable) {
+        let blocks = table.missed as usize;
+        if blocks == 0 || table.computed != table.missed * self.config.block_tokens || table.overwritten {
+            return;
+        }
+        let node = self.node_of(table.lists[0][blocks - 1]);
+        for group in self.others() {
+            let is_state = self.groups[group].config.layout == Layout::State;
+            let Some(index) = table.partial_block(group).filter(|_| is_state) else { continue };
+            let block = table.lists[group][index];
+            if self.slot(group, block).refs == 1 && self.place(group, node).is_none() {
+                self.protect(group, block);
+                self.publish_in(group, block, node);
+                table.may_share = true;
             }
         }
     }

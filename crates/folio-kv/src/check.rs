@@ -138,8 +138,8 @@ impl KvCache {
                 self.check_published(group, table, index, id, last)?;
             } else if slot.node().is_some() {
                 // A table from a copy holds blocks of other groups that were there before it is published itself; what a drafter caught
-                // up with another table published that shares it.
-                if !config.optional {
+                // up with another table published that shares it; a state that is kept where prompts part is its table's until that grows.
+                if !config.optional && config.layout != Layout::State {
                     return fail("is not computed in full and yet published");
                 }
             } else if start >= table.computed && slot.refs > 1 + u32::from(number >= table.own_blocks(group))

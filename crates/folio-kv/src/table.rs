@@ -231,6 +231,15 @@ impl BlockTable {
         !self.transfers.is_empty()
     }
 
+    /// Where what others began with, too, ends within a block of states, if it is not computed so far: whoever comes third goes on from there
+    /// if a step ends there and its state is kept ([`crate::KvCache::keep_branch`]).
+    pub fn branch(&self) -> Option<u32> {
+        let branch = self.missed * self.block_tokens(0);
+        let mut states = self.groups.iter().filter(|group| group.layout == Layout::State);
+        let is_within = states.any(|group| !branch.is_multiple_of(group.block_tokens));
+        (branch > self.computed && is_within).then_some(branch)
+    }
+
     /// Positions that steps may compute: those behind are written by transfers.
     pub fn computable(&self) -> u32 {
         if self.transfers.is_empty() {

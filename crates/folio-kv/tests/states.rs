@@ -156,6 +156,31 @@ fn a_tail_that_cannot_be_copied_is_not_a_hit() {
     cache.check(&[]).unwrap();
 }
 
+/// What three share ends within a block of states: the second has its state kept there and goes on in a copy, the third goes on from it.
+#[test]
+fn a_state_is_kept_where_prompts_part() {
+    let (mut cache, root) = (cache(8), root(0));
+    let mut converse = |own: u32| {
+        let tokens: Vec<u32> = (0..12).chain(own..own + 20).collect();
+        let (mut table, _) = cache.attach_at(&root, &tokens, 32);
+        let (found, branch) = (table.computed(), table.branch());
+        let mut copies = Vec::new();
+        for end in (found / 4 + 1)..=8 {
+            cache.grow(&mut table, 4 * end, &mut copies).expect("room");
+            cache.committed(&mut table, &tokens, 4 * end);
+            cache.keep_branch(&mut table);
+            cache.check(&[&table]).unwrap();
+        }
+        let copied: Vec<(u32, u32)> = copies.iter().map(|copy| (copy.group, copy.tokens)).collect();
+        cache.release(table, &tokens);
+        cache.check(&[]).unwrap();
+        (found, branch, copied)
+    };
+    assert_eq!(converse(100), (0, None, vec![]));
+    assert_eq!(converse(200), (8, Some(12), vec![(1, 4)]));
+    assert_eq!(converse(300), (12, None, vec![]));
+}
+
 /// What two share ends within a block of states. It is known with the second, that has its states computed again; the last before it is
 /// wanted from then on, and stays however much passes by.
 #[test]

@@ -1,5 +1,5 @@
-//! Which states of recurrent layers are worth keeping: the engine's rule and Marconi's in the same memory, divided between states and K and V in
-//! several ways, over traffic of every kind: one line of CSV per run. What follows, `tools/bench/kv_report.py` says (`docs/kv-cache.md`).
+//! Which states of recurrent layers are worth keeping: the engine's rule, what it was, and Marconi's in the same memory, divided between states
+//! and K and V in several ways, over traffic of every kind: one line of CSV per run. What follows, `tools/bench/kv_report.py` says (`docs/kv-cache.md`).
 //! `cargo run --release -p folio-sim --example state_study -- conversation_trace.jsonl.gz [THREADS]`
 
 use std::fs::File;
@@ -27,7 +27,12 @@ fn study(Workload { family, part, trace }: &Workload) -> String {
             for share in SHARES {
                 let states = (share * f64::from(memory) / state) as u32;
                 let blocks = ((1.0 - share) * f64::from(memory)) as u32;
-                let rules = [("passed", Keep::Every(every)), ("Marconi", Keep::Marconi)];
+                // "passed" is the engine's.
+                let rules = [
+                    ("passed", Keep::Every(every)),
+                    ("passed alone", Keep::Passed(every)),
+                    ("Marconi", Keep::Marconi),
+                ];
                 let found = rules.map(|(name, keep)| (name, hits_with_states(trace, blocks, states, keep)));
                 for (rule, found) in
                     found.into_iter().chain([("no states", hits(trace, blocks, Policy::Folio))])

@@ -1,6 +1,6 @@
 //! Thousands of small worlds, one per seed. See `folio_sim` for what is checked in each.
 
-use folio_engine::WaitingFor;
+use folio_engine::{AdmissionPolicy, WaitingFor};
 use folio_sim::{RunReport, Scenario, run_seed, simulator::Simulator};
 
 fn seeds() -> u64 {
@@ -120,6 +120,18 @@ fn one_seed() {
     match simulator.run() {
         Ok(report) => println!("{report:#?}"),
         Err(what) => panic!("seed {seed:?}: {what}"),
+    }
+}
+
+/// Batches that nobody joins, of benchmarks alone: the same promises, and the same tokens.
+#[test]
+fn static_batches() {
+    for seed in 0..60 {
+        let mut scenario = Scenario::from_seed(seed);
+        scenario.config.admission = AdmissionPolicy::Static;
+        if let Err(what) = Simulator::new(scenario).run() {
+            panic!("seed {seed}: {what}");
+        }
     }
 }
 

@@ -328,6 +328,7 @@ fn scheduler_config(args: &EngineArgs, sizes: &Sizes, max_model_len: u32) -> Sch
         max_resident_adapters: args.max_resident_adapters,
         max_adapter_bytes: args.max_adapter_bytes,
         guarantee_completion: args.guarantee_completion,
+        admission: args.admission,
         pin_permille: permille(args.max_pinned_share),
         // What one pins others cannot: half is left to them.
         tenant_pin_permille: permille(

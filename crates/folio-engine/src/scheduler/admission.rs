@@ -20,11 +20,14 @@
 //!
 //! With `guarantee_completion` every sequence has such a reservation from the start, choices of one request included. So
 //! nobody is ever preempted, and who comes first does so among those that wait but displaces nobody.
+//!
+//! Where batches are static ([`AdmissionPolicy::Static`]) the gate is open only while nobody runs.
 
 use folio_kv::{BlockTable, GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::room::{Demand, GivesWay, Verdict};
+use crate::config::AdmissionPolicy;
 use crate::sequence::{Found, Fresh, Slot, State, Wait, Waiting};
 use crate::stats::WaitingFor;
 
@@ -70,6 +73,9 @@ impl Scheduler {
     /// Whether looking at the waiting queue can lead to anything in this step.
     pub(super) fn admission_possible(&self) -> bool {
         if self.step.preempted || self.is_preempting() || self.waiting.len() == 0 {
+            return false;
+        }
+        if self.config.admission == AdmissionPolicy::Static && !self.running.is_empty() {
             return false;
         }
         let room = (self.running.len() as u32) < self.config.max_num_seqs;

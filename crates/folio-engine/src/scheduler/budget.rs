@@ -12,6 +12,9 @@
 //!    - Half goes to the shortest remaining of each tenant's best priority, tenants taking turns, so nobody sits behind a huge
 //!      prompt. What is left over goes to the oldest.
 //!
+//! Where a prompt leaves what others began with within a block of states, a step of it ends there, and the next begins behind its commit: its
+//! state is kept (`BlockTable::branch`).
+//!
 //! Starvation freedom: the oldest advances in every step until it is done or its tenant is no longer behind; whoever is
 //! passed gets nothing until then and its tenant falls behind. If the oldest waits for a prefix, its producer takes its
 //! place. If it waits for blocks, see `admission` (bypasses are counted).
@@ -315,7 +318,12 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return 0 };
         let from = running.scheduled + running.granted;
-        let to = (from + tokens).min(sequence.known()).min(running.table.computable());
+        let mut to = (from + tokens).min(sequence.known()).min(running.table.computable());
+        // A reservation has no block for a copy.
+        if let Some(branch) = running.table.branch().filter(|_| running.reserved.is_none()) {
+            // What is behind it comes when the state there is kept.
+            to = to.min(branch.max(from));
+        }
         let before = cache.available();
         let to = match self.allocate(cache, slot, to) {
             Allocation::Made => to,

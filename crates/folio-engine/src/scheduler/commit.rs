@@ -217,6 +217,9 @@ impl Scheduler {
             let hashes = (&sequence.hashes, sequence.declared);
             self.shared_prefixes.published(slot, hashes, &mut running.announced, there / block_tokens);
         }
+        if running.scheduled == there && running.reserved.is_none() {
+            cache.keep_branch(&mut running.table);
+        }
         let fresh = running.fresh.take();
         let charged = before.max(sequence.high_water);
         let recomputed = sequence.high_water.min(computed).saturating_sub(before);

@@ -11,8 +11,11 @@ use crate::scenario::root;
 /// Behind which blocks a state is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Behind every so many, and where a request ends; those that were merely passed go first. The engine's.
+    /// Behind every so many, where a request ends, and where it leaves what others began with; those that were merely passed go first. The
+    /// engine's.
     Every(u32),
+    /// The same, but where requests part within such a distance only the last before: to compare with.
+    Passed(u32),
     /// Where a request ends, and where it leaves what others began with (Marconi, arXiv 2411.19379, section 4.1: what two requests share is
     /// known with the second, has its state from then on, and is found by the third).
     Marconi,
@@ -21,7 +24,10 @@ pub enum Keep {
 /// Blocks found with `blocks` for keys and values and room for `states`.
 pub fn hits_with_states(trace: &BlockTrace, blocks: u32, states: u32, keep: Keep) -> u64 {
     let root = root(TenantId(0));
-    let every = if let Keep::Every(every) = keep { every } else { 1 };
+    let every = match keep {
+        Keep::Every(every) | Keep::Passed(every) => every,
+        Keep::Marconi => 1,
+    };
     let group = GroupConfig {
         layout: Layout::State,
         blocks: states,
@@ -40,6 +46,9 @@ pub fn hits_with_states(trace: &BlockTrace, blocks: u32, states: u32, keep: Keep
         for computed in table.computed() + 1..=end {
             cache.grow(&mut table, computed, &mut copies).expect("nothing else is in use");
             cache.commit(&mut table, ids, computed).expect("what was grown can be committed");
+            if let Keep::Every(_) = keep {
+                cache.keep_branch(&mut table);
+            }
         }
         cache.release(table, ids);
         copies.clear();
@@ -60,13 +69,14 @@ mod tests {
         hits_with_states(&trace, 100, states, keep)
     }
 
-    /// A conversation goes on from where it ended under both. What two share is found by the second where a state was passed, by the third
-    /// where it is known by the second alone, and where states lie apart as far as the last of them.
+    /// A conversation goes on from where it ended under all. What two share is found by the second where a state was passed, as far as the last
+    /// of them where they lie apart, and by the third as a whole where one is kept where requests part.
     #[test]
     fn each_rule_keeps_what_its_name_says() {
         let goes_on: [&[u32]; 2] = [&[1, 2, 3], &[1, 2, 3, 4]];
         let shared: [&[u32]; 4] = [&[1, 2, 3, 4], &[1, 2, 3, 5], &[1, 2, 3, 6], &[1, 2, 3, 7]];
-        for (keep, of_shared) in [(Keep::Every(1), 9), (Keep::Every(2), 6), (Keep::Marconi, 6)] {
+        let rules = [(Keep::Every(1), 9), (Keep::Every(2), 8), (Keep::Passed(2), 6), (Keep::Marconi, 6)];
+        for (keep, of_shared) in rules {
             assert_eq!(found(&goes_on, 10, keep), 3, "{keep:?}");
             assert_eq!(found(&shared, 10, keep), of_shared, "{keep:?}");
         }

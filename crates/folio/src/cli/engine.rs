@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use folio_engine::Drafter;
+use folio_engine::{AdmissionPolicy, Drafter};
 use folio_model::backend::KvFormat;
 use folio_model::kv_format::KvSkip;
 use folio_server::Secret;
@@ -128,6 +128,10 @@ pub struct EngineArgs {
     /// better priority; smaller batches
     #[arg(long, env = "FOLIO_GUARANTEE_COMPLETION")]
     pub guarantee_completion: bool,
+
+    /// Static batching in benchmarks: nothing is served so
+    #[arg(skip)]
+    pub admission: AdmissionPolicy,
 
     /// Speculative decoding: where drafts come from. Tokens are the same with and without; a request may say otherwise
     /// (speculative.type, speculative.n_max, prediction)

@@ -21,7 +21,7 @@ use super::load::{World, at_of, knee_of, steady_rate, times};
 use super::machine::Machine;
 use super::model::{PlannedModel, WeightFormat};
 use super::setup::{Choice, Setup};
-use super::steps::{Round, Steps, medians, work};
+use super::steps::{Round, Samples, Steps, medians, samples, work};
 use super::traffic::{Traffic, as_recorded};
 use crate::bench::arrivals::{Answered, Arrival, answer};
 use crate::bench::others::{NOTABLE, ProcessorTime};
@@ -87,6 +87,8 @@ struct Cell {
     traffic: &'static str,
     load: Option<f64>,
     figures: Vec<Figure>,
+    /// Its steps, of each turn.
+    steps: Vec<Samples>,
 }
 
 struct Figure {
@@ -147,12 +149,16 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
     }
     bar.finish();
     let others = before.and_then(|before| Some(ProcessorTime::now()?.others_since(before)));
+    // What was run, for who asks why a plan is wrong.
+    let runs =
+        |cell: &Cell| serde_json::json!({"traffic": cell.traffic, "load": cell.load, "steps": cell.steps});
+    let runs: Vec<_> = cells.iter().flatten().map(runs).collect();
     let compared: Vec<Compared> = cells.into_iter().flatten().flat_map(Cell::compared).collect();
     let found = errors(&compared);
     if args.json {
         let bounds = BOUNDS.iter().zip(found);
         let bounds = bounds.map(|((what, most), error)| serde_json::json!({"what": what, "error": error, "most": most, "within": error <= *most}));
-        let samples = medians(&rounds);
+        let steps = medians(&rounds);
         let report = serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"),
             "model": runtime.name,
@@ -160,9 +166,10 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
             "seconds": args.seconds,
             "turns": args.repeat,
             "others": others,
-            "worst_error_of_fit": Measured::of(&samples).map(|curve| curve.worst),
-            "steps": samples,
+            "worst_error_of_fit": Measured::of(&steps).map(|curve| curve.worst),
+            "steps": steps,
             "cells": compared,
+            "runs": runs,
             "bounds": bounds.collect::<Vec<_>>(),
         });
         println!("{report:#}");
@@ -309,11 +316,13 @@ impl Cell {
         let figure = |what: &&'static str| Figure { what, planned: Vec::new(), measured: Vec::new() };
         let names = if load.is_some() { OF_LOAD } else { OF_KNEE };
         let steps = STEPS.map(|(_, what)| what);
-        Self { traffic, load, figures: names.iter().chain(&steps).map(figure).collect() }
+        let figures = names.iter().chain(&steps).map(figure).collect();
+        Self { traffic, load, figures, steps: Vec::new() }
     }
 
     /// What one turn measured, and what `world` says of the same requests.
     fn take(&mut self, run: &Run, world: &World) -> Result<()> {
+        self.steps.push(samples(&run.before, &run.after));
         let mut found = match run.rate {
             None => vec![knee_of(world, &planned(&run.items))?],
             Some(rate) => {
@@ -332,7 +341,7 @@ impl Cell {
     }
 
     fn compared(self) -> Vec<Compared> {
-        let Self { traffic, load, figures } = self;
+        let Self { traffic, load, figures, .. } = self;
         let one = |Figure { what, planned: planned_turns, measured: turns }: Figure| {
             let (planned, measured) = (median(planned_turns.clone()), median(turns.clone()));
             // Of a share in points, for it may be nothing.
@@ -425,6 +434,7 @@ mod tests {
             traffic: "chat",
             load,
             figures: vec![Figure { what, planned: vec![planned; turns.len()], measured: turns.to_vec() }],
+            steps: Vec::new(),
         };
         let cells = [
             cell(None, "knee, requests/s", 11.0, &[9.0, 10.0, 30.0]),

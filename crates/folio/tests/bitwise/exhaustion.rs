@@ -2,7 +2,7 @@
 //!
 //! Wrong output at a full pool is what a reused block looks like that somebody still reads, or that was not written again.
 
-use folio_engine::SchedulerConfig;
+use folio_engine::{AdmissionPolicy, SchedulerConfig};
 use folio_model::backend::KvFormat;
 
 use crate::harness::{Arrival, Oracle, Setup, World, batched, prompt};
@@ -59,5 +59,8 @@ fn at_a_full_pool_where_completion_is_guaranteed() {
         oracle.check(&run, &format!("{fixture}, guaranteed"));
         assert_eq!(run.preemptions, 0, "{fixture}");
         assert!(together > 1, "{fixture}: one at a time proves nothing");
+        let config = SchedulerConfig { admission: AdmissionPolicy::Static, ..config };
+        let mut world = World::new(fixture, Setup { threads: 1, ..Setup::PLAIN }, 17);
+        oracle.check(&world.run(&config, &arrivals), &format!("{fixture}, guaranteed, in static batches"));
     }
 }

@@ -1,17 +1,18 @@
 //! `folio bench claims`: what the field says of serving, each claim re-created on this machine with a switch of our own.
 //!
-//! Owns: the claims, and what stands beside each. A baseline is a policy of the same scheduler and cache, or of when a client sends; never
+//! Owns: the claims, and what stands beside each. A baseline is a policy of the same scheduler and cache, or another request; never
 //! another program. Claims about time are measured in pairs, in turn, in one process.
 
 mod play;
 mod policies;
 
 use anyhow::{Context, Result, bail};
+use folio_engine::AdmissionPolicy;
 use folio_model::backend::KvFormat;
 use serde::Serialize;
 
 use self::play::{Arrivals, Asked, Player};
-use self::policies::{PolicyFigure, ROOM, unequal};
+use self::policies::{PolicyFigure, ROOM, behind_opener, unequal};
 use super::stats::{Summary, median};
 use super::table;
 use crate::cli::{BenchClaimsArgs, EngineArgs, Speculate};
@@ -42,7 +43,7 @@ const CLAIMS: [Claim; 9] = [
     Claim {
         name: "continuous-batching",
         said: "continuous batching has 10 to 23 times the throughput of static batching",
-        baseline: "as many requests as --max-num-seqs are sent, and the next when the last of them has its answer",
+        baseline: "static batching: as many requests as --max-num-seqs are admitted together, and the next when the last of them has its answer",
         field: Some([10.0, 23.0]),
         measure: continuous_batching,
     },
@@ -279,21 +280,28 @@ fn kv_cache(claims: &Claims) -> Result<Vec<Figure>> {
 fn continuous_batching(claims: &Claims) -> Result<Vec<Figure>> {
     const SEQUENCES: u32 = 8;
     const REQUESTS: u32 = 64;
-    let mut player = claims.player(|args| args.max_num_seqs = Some(SEQUENCES))?;
+    let engine = |admission| {
+        claims.player(|args| {
+            args.max_num_seqs = Some(SEQUENCES);
+            args.admission = admission;
+        })
+    };
+    let (mut continuous, batches) = (engine(AdmissionPolicy::Continuous)?, engine(AdmissionPolicy::Static)?);
     let load: Vec<Asked> = (0..REQUESTS)
         .map(|_| {
-            let tokens = player.length(64.0, 512);
-            Asked { scope: player.scope(), ..Asked::new(player.prompt(32), tokens) }
+            let tokens = continuous.length(64.0, 512);
+            Asked::new(continuous.prompt(32), tokens)
         })
         .collect();
     let tokens: u32 = load.iter().map(|asked| asked.tokens).sum();
+    let longest = load.iter().map(|asked| asked.tokens).max().unwrap_or(0);
+    let load = behind_opener(&mut continuous, load);
     let pairs = claims.pairs(|with| {
+        let player = if with { &continuous } else { &batches };
         let scope = player.scope();
         let asked = load.iter().map(|asked| Asked { scope, ..asked.clone() }).collect();
-        let arrivals = if with { Arrivals::Together } else { Arrivals::Batches(SEQUENCES as usize) };
-        Ok(f64::from(tokens) / player.play(asked, arrivals)?.1)
+        Ok(f64::from(tokens) / player.play(asked, Arrivals::Together)?.1)
     })?;
-    let longest = load.iter().map(|asked| asked.tokens).max().unwrap_or(0);
     let note = format!(
         "{REQUESTS} requests, answers of {:.0} tokens on average and {longest} at most, {SEQUENCES} at once",
         f64::from(tokens) / f64::from(REQUESTS)

@@ -25,8 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 pub(super) enum Arrivals {
     /// All at once.
     Together,
-    /// So many at once, and the next when the last of them has its answer: static batching.
-    Batches(usize),
     /// By so many clients, each of which sends its next when it has its answer.
     Clients(usize),
 }
@@ -108,22 +106,18 @@ impl Player {
         let started = Instant::now();
         let mut told: Vec<Told> = asked.iter().map(|_| Told::default()).collect();
         let mut sent: Vec<(Instant, CancelFlag)> = Vec::with_capacity(asked.len());
-        let (mut running, mut batch) = (0, 0);
+        let mut running = 0;
         while running > 0 || sent.len() < asked.len() {
             let next = match arrivals {
                 Arrivals::Together => true,
                 Arrivals::Clients(clients) => running < clients,
-                Arrivals::Batches(size) => {
-                    batch = if running == 0 { 0 } else { batch };
-                    batch < size
-                }
             };
             if let Some(next) = asked.get(sent.len()).filter(|_| next) {
                 let (index, sender) = (sent.len(), sender.clone());
                 let sink = move |event: Event| sender.send((index, Instant::now(), event)).is_ok();
                 let at = Instant::now();
                 sent.push((at, self.runtime.engine.submit(self.request(next), Box::new(sink))?));
-                (running, batch) = (running + 1, batch + 1);
+                running += 1;
                 continue;
             }
             let (index, at, event) = events.recv_timeout(PATIENCE).context("the engine does not answer")?;
