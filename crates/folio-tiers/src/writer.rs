@@ -19,7 +19,7 @@ use rustc_hash::FxHashSet;
 use crate::export;
 use crate::index::{Fingerprint, Place};
 use crate::io::{File, Folder, Listed, PAGE, Pages, read_full, write_full};
-use crate::record::{self, VERSION};
+use crate::record::{self, Parsed, VERSION};
 use crate::segment::{self, Contents, Entry, Found};
 use crate::store::{DiskStore, Segment, lock};
 use crate::types::{About, Class, DiskConfig, OpenError, PutError};
