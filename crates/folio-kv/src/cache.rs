@@ -199,6 +199,16 @@ impl KvCache {
         (block != HOLE && is_others(self.slot(group, block))).then_some(tail)
     }
 
+    /// Whether [`KvCache::grow`] would change nothing, in optional groups either.
+    pub fn is_grown(&self, table: &BlockTable, tokens: u32) -> bool {
+        // Rows that may be taken back need blocks in state groups alone.
+        let covers = |group: usize| {
+            let blocks = self.groups[group].config.blocks_of(tokens, table.tentative);
+            blocks as usize <= table.lists[group].len()
+        };
+        self.needed(table, tokens).is_zero() && (0..self.groups.len()).all(covers)
+    }
+
     /// Gives the table room for `tokens` positions, and makes every block in which positions `>= table.computed()` will
     /// be written its own: a shared, partly written block is replaced by a copy in every group, pushed to `copies`. All or
     /// nothing.
@@ -208,15 +218,10 @@ impl KvCache {
         tokens: u32,
         copies: &mut Vec<BlockCopy>,
     ) -> Result<(), OutOfBlocks> {
-        let needed = self.needed(table, tokens);
-        // Rows that may be taken back need blocks in state groups alone.
-        let covers = |group: usize| {
-            let blocks = self.groups[group].config.blocks_of(tokens, table.tentative);
-            blocks as usize <= table.lists[group].len()
-        };
-        if needed.is_zero() && (0..self.groups.len()).all(covers) {
+        if self.is_grown(table, tokens) {
             return Ok(());
         }
+        let needed = self.needed(table, tokens);
         let tenant = table.hashes.root().tenant;
         if !needed.fits(self.available_to(tenant)) {
             return Err(OutOfBlocks);
@@ -402,7 +407,8 @@ impl KvCache {
         }
         let node = self.node_of(table.lists[0][blocks - 1]);
         for group in self.others() {
-            let is_state = self.groups[group].config.layout == Layout::State;
+            let config = self.groups[group].config;
+            let is_state = config.layout == Layout::State && !config.optional;
             let Some(index) = table.partial_block(group).filter(|_| is_state) else { continue };
             let block = table.lists[group][index];
             if self.slot(group, block).refs == 1 && self.place(group, node).is_none() {

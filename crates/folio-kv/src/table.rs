@@ -235,7 +235,7 @@ impl BlockTable {
     /// if a step ends there and its state is kept ([`crate::KvCache::keep_branch`]).
     pub fn branch(&self) -> Option<u32> {
         let branch = self.missed * self.block_tokens(0);
-        let mut states = self.groups.iter().filter(|group| group.layout == Layout::State);
+        let mut states = self.groups.iter().filter(|group| group.layout == Layout::State && !group.optional);
         let is_within = states.any(|group| !branch.is_multiple_of(group.block_tokens));
         (branch > self.computed && is_within).then_some(branch)
     }

@@ -27,14 +27,14 @@ pub(crate) struct Unigram {
 
 /// The last piece of the best way to a place.
 #[derive(Clone, Copy)]
-struct Last {
+struct BestPathNode {
     start: usize,
     /// Of the whole way.
     score: f32,
     id: u32,
 }
 
-impl Last {
+impl BestPathNode {
     fn offer(&mut self, start: usize, score: f64, id: u32) {
         if self.start == NONE || score > f64::from(self.score) {
             *self = Self { start, score: score as f32, id };
@@ -56,7 +56,7 @@ impl Unigram {
         scores: &[f32],
         text: &str,
     ) -> Vec<(Range<usize>, Option<u32>)> {
-        let mut ways = vec![Last { start: NONE, score: 0.0, id: UNKNOWN }; text.len() + 1];
+        let mut ways = vec![BestPathNode { start: NONE, score: 0.0, id: UNKNOWN }; text.len() + 1];
         for (start, char) in text.char_indices() {
             let (here, behind) = (ways[start].score, start + char.len_utf8());
             let (mut is_piece, mut looked, mut pieces) = (false, 0, &self.sorted[..]);
@@ -77,7 +77,7 @@ impl Unigram {
         }
         let (mut path, mut end) = (Vec::new(), text.len());
         while end > 0 {
-            let Last { start, id, .. } = ways[end];
+            let BestPathNode { start, id, .. } = ways[end];
             path.push((start..end, (id != UNKNOWN).then_some(id)));
             end = start;
         }

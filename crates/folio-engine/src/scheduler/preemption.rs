@@ -49,10 +49,10 @@ impl Scheduler {
         loop {
             let sequence = &self.sequences[slot];
             let Some(running) = sequence.running() else { return Allocation::Refused };
-            let needed = cache.needed(&running.table, positions);
-            if needed.is_zero() {
+            if cache.is_grown(&running.table, positions) {
                 return Allocation::Made;
             }
+            let needed = cache.needed(&running.table, positions);
             // Rows behind its own unfinished ones take only what nobody was promised, itself included.
             let own = (running.begun_steps == 0).then_some(slot);
             let (lacking, gives_way) = match self.fits(cache, sequence.owner(), needed, own) {
