@@ -83,13 +83,14 @@ fn what_is_not_of_its_rows_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let checkpoint = three_axes(folder.path());
     let width = checkpoint.config().hidden;
-    let refusal = |checkpoint: &Checkpoint, change: fn(&mut Batch)| {
+    type Change = fn(&mut Batch);
+    let refusal = |checkpoint: &Checkpoint, change: Change| {
         let mut batch = batch(width, true);
         change(&mut batch);
         let mut runner = Runner::load(checkpoint, backend(), None);
         runner.backend.forward(&batch).expect_err("refused").to_string()
     };
-    let cases: [(fn(&mut Batch), &str); 5] = [
+    let cases: [(Change, &str); 5] = [
         (|batch| batch.embeddings[0].rows = 20, "embeddings of 20 rows from row 5 on, of 24"),
         (|batch| batch.embeddings[0].first = 9, "values of embeddings"),
         (|batch| batch.positions[1].first_row = 16, "positions of 7 rows from row 16 on, of 24"),

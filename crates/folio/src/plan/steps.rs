@@ -3,9 +3,6 @@
 //! Owns: which steps are measured, ascending by what they cost, in rounds of all of them: a machine that is slow for a moment is slow for one
 //! round, and what is kept of a kind is the middle of its rounds. A step's time is the engine's own count of it ([`folio_engine::Work`]), the
 //! scheduler's part included; nothing of a mix of requests is measured here, so that what a plan says of one was not fitted to it.
-//!
-//! Prompts come as they do where a machine is not full: alone behind a pause, and one by one beside a sequence that decodes. What comes behind
-//! rest, or behind little, is computed more slowly than one prompt after another.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,11 +27,8 @@ const DEEP: [u32; 2] = [256, 1024];
 const DEEP_BATCH: u32 = 8;
 /// Steps in which a long prompt is computed beside one sequence.
 const BESIDE: u32 = 8;
-/// Of a request that comes first where several begin together: while it is computed the others come.
+/// Of a request that comes first where there are several: while it is computed the others come, and begin together.
 const LEAD: u32 = 64;
-/// Before a prompt that comes by itself, and how many come one by one beside a sequence.
-const PAUSE: Duration = Duration::from_millis(5);
-const ONE_BY_ONE: usize = 4;
 /// How long a kind is repeated in a round at least.
 const LEAST: Duration = Duration::from_millis(40);
 /// Rounds for a profile, and the time for all of them.
@@ -66,56 +60,14 @@ pub fn measure(runtime: &Runtime, sizes: &Sizes) -> Result<MeasuredModel> {
     })
 }
 
-/// Tokens of the prompt and of the output of each sequence, and how they come.
+/// Tokens of the prompt and of the output of each sequence. They begin together.
 #[derive(Clone, Debug, PartialEq)]
-struct Kind {
-    sequences: Vec<(u32, u32)>,
-    comes: Comes,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Comes {
-    /// They begin together.
-    Together,
-    /// Behind a pause; where there are several, the first decodes until the others have come, one by one.
-    Apart,
-}
+struct Kind(Vec<(u32, u32)>);
 
 impl Kind {
-    fn together(sequences: Vec<(u32, u32)>) -> Self {
-        Self { sequences, comes: Comes::Together }
-    }
-
-    fn apart(sequences: Vec<(u32, u32)>) -> Self {
-        Self { sequences, comes: Comes::Apart }
-    }
-
     /// Tokens that it computes.
     fn rows(&self) -> u64 {
-        self.sequences.iter().map(|(prompt, output)| u64::from(*prompt) + u64::from(*output)).sum()
-    }
-
-    /// When each sequence comes, where a row of a prompt takes so many seconds: a prompt is done before the next comes.
-    fn times(&self, row_s: f64) -> Vec<Duration> {
-        let longest = self.sequences.iter().skip(1).map(|(prompt, _)| *prompt).max().unwrap_or(0);
-        let gap = PAUSE + Duration::from_secs_f64(2.0 * row_s * f64::from(longest));
-        let at = |at: usize| match self.comes {
-            Comes::Together => Duration::ZERO,
-            Comes::Apart => PAUSE + gap * at as u32,
-        };
-        (0..self.sequences.len()).map(at).collect()
-    }
-
-    /// The same with an output of the first that lasts until the last has come, where a token takes so many seconds; at most `most` tokens.
-    fn lasting(mut self, row_s: f64, token_s: f64, most: u32) -> Self {
-        let last = self.times(row_s).pop().unwrap_or_default();
-        if self.comes == Comes::Apart
-            && self.sequences.len() > 1
-            && let Some((_, output)) = self.sequences.first_mut()
-        {
-            *output = ((last.as_secs_f64() / token_s) as u32).max(*output).min(most);
-        }
-        self
+        self.0.iter().map(|(prompt, output)| u64::from(*prompt) + u64::from(*output)).sum()
     }
 }
 
@@ -136,56 +88,45 @@ impl<'a> Steps<'a> {
     /// Runs a few, for what there is to warm up.
     pub fn new(runtime: &'a Runtime, sizes: &Sizes) -> Result<Self> {
         let mut steps = Self { runtime, kinds: kinds(runtime, sizes), random: Random::new(1) };
-        steps.answer(&Kind::together(vec![(1, DECODE.min(runtime.max_model_len() - 1)); 2]), 0.0)?;
+        steps.answer(&Kind(vec![(1, DECODE.min(runtime.max_model_len() - 1)); 2]))?;
         Ok(steps)
     }
 
     /// All kinds once, as far as they are expected to end by `end`; the first one in any case. `begins` is told of each.
     pub fn round(&mut self, end: Instant, begins: impl Fn(&str)) -> Result<Round> {
         let (mut round, mut row_s) = (Round::new(), 0.0);
-        // Of one sequence that decodes.
-        let mut token_s = f64::INFINITY;
         for at in 0..self.kinds.len() {
-            let most = self.runtime.max_model_len().saturating_sub(SHORT).max(1);
-            let kind = self.kinds[at].clone().lasting(row_s, token_s, most);
+            let kind = self.kinds[at].clone();
             // Of many a row takes less than of few.
             let expected = Duration::from_secs_f64(row_s * kind.rows() as f64);
             if at > 0 && Instant::now() + expected >= end {
                 break;
             }
-            let longest = kind.sequences.iter().map(|(prompt, _)| *prompt).max().unwrap_or(0);
-            begins(&format!("{} sequences, prompts of {longest}", kind.sequences.len()));
+            let longest = kind.0.iter().map(|(prompt, _)| *prompt).max().unwrap_or(0);
+            begins(&format!("{} sequences, prompts of {longest}", kind.0.len()));
             let (begun, mut times) = (Instant::now(), 0);
             let before = work(self.runtime);
             while times == 0 || begun.elapsed() < LEAST {
-                self.answer(&kind, row_s)?;
+                self.answer(&kind)?;
                 times += 1;
             }
             let after = work(self.runtime);
-            if kind.comes == Comes::Together {
-                row_s = begun.elapsed().as_secs_f64() / f64::from(times) / kind.rows() as f64;
-            }
-            let samples = samples(&before, &after);
-            if let Some(decode) = samples[Activity::Decode as usize].filter(|decode| decode.rows < 1.5) {
-                token_s = token_s.min(decode.us / 1e6);
-            }
-            round.push(samples);
+            row_s = begun.elapsed().as_secs_f64() / f64::from(times) / kind.rows() as f64;
+            round.push(samples(&before, &after));
         }
         Ok(round)
     }
 
-    /// Until all of them ended. `row_s`: what a row of a prompt takes, about.
-    fn answer(&mut self, kind: &Kind, row_s: f64) -> Result<()> {
+    /// Until all of them ended.
+    fn answer(&mut self, kind: &Kind) -> Result<()> {
         let vocabulary = self.runtime.model.vocab.min(self.runtime.tokenizer.vocab_size()).max(1) as u64;
-        let leads = kind.comes == Comes::Together && kind.sequences.len() > 1;
-        let lead = leads.then_some((Duration::ZERO, (LEAD.min(self.runtime.max_model_len() / 2), 1)));
-        let arrival = |(at, (prompt, output)): (Duration, (u32, u32))| {
+        let lead = (kind.0.len() > 1).then_some((LEAD.min(self.runtime.max_model_len() / 2), 1));
+        let arrival = |(prompt, output): (u32, u32)| {
             let prompt: Arc<[u32]> =
                 (0..prompt.max(1)).map(|_| self.random.below(vocabulary) as u32).collect();
-            Arrival { at, prompt, output }
+            Arrival { at: Duration::ZERO, prompt, output }
         };
-        let sequences = kind.times(row_s).into_iter().zip(kind.sequences.iter().copied());
-        let arrivals: Vec<Arrival> = lead.into_iter().chain(sequences).map(arrival).collect();
+        let arrivals: Vec<Arrival> = lead.into_iter().chain(kind.0.iter().copied()).map(arrival).collect();
         answer(self.runtime, &arrivals)?;
         Ok(())
     }
@@ -204,20 +145,13 @@ fn kinds(runtime: &Runtime, sizes: &Sizes) -> Vec<Kind> {
         // Behind the first step so much of prompts is in each, and who is done early decodes more tokens, so that all end together.
         let behind = |at: u32| ((at + 1) * prompt).saturating_sub(first).div_ceil(later);
         let output = |at: u32| (DECODE + behind(batch - 1) - behind(at)).min(longest - prompt);
-        Kind::together((0..batch).map(|at| (prompt, output(at))).collect())
+        Kind((0..batch).map(|at| (prompt, output(at))).collect())
     };
     let mut kinds = Vec::new();
     // Prompts alone: one step each. Kernels may compute rows in groups: a power of two is then the best case, one more the worst, and a line
     // between such places what any number of rows takes in the mean.
     let prompts = powers(2, first.min(room)).filter(|rows| *rows >= 16).flat_map(|rows| [rows, rows + 1]);
-    let prompts = prompts.filter(|rows| *rows <= first.min(room));
-    kinds.extend(prompts.map(|prompt| Kind::apart(vec![(prompt, 1)])));
-    // And beside one that decodes, where a step takes all of them.
-    let beside_one = |prompt: u32| {
-        let prompts = std::iter::repeat_n((prompt, 1), ONE_BY_ONE);
-        Kind::apart(std::iter::once((SHORT.min(room), DECODE)).chain(prompts).collect())
-    };
-    kinds.extend(powers(2, later.min(room)).filter(|rows| *rows >= 16).map(beside_one));
+    kinds.extend(prompts.filter(|rows| *rows <= first.min(room)).map(|prompt| Kind(vec![(prompt, 1)])));
     // Decodes alone; while the prompts of many are computed, both.
     kinds.extend(powers(2, sizes.max_num_seqs).map(|batch| decoding(batch, SHORT)));
     let deep = powers(8, sizes.max_num_seqs.min(DEEP_BATCH));
@@ -225,10 +159,10 @@ fn kinds(runtime: &Runtime, sizes: &Sizes) -> Vec<Kind> {
     kinds.push(decoding(sizes.max_num_seqs, DEEP[0]));
     // A long prompt beside one sequence.
     let beside = (first + BESIDE * later).min(room);
-    kinds.push(Kind::together(vec![(SHORT.min(room), DECODE), (beside, 1)]));
+    kinds.push(Kind(vec![(SHORT.min(room), DECODE), (beside, 1)]));
     let positions = u64::from(runtime.report.kv_blocks) * runtime.model.kv_layout.block_tokens() as u64;
     // Half a pool of them.
-    kinds.retain(|kind| kind.sequences.len() == 1 || 2 * kind.rows() < positions);
+    kinds.retain(|kind| kind.0.len() == 1 || 2 * kind.rows() < positions);
     kinds.sort_by_key(Kind::rows);
     kinds.dedup();
     kinds
@@ -267,24 +201,4 @@ pub fn medians<'a>(rounds: impl IntoIterator<Item = &'a Round> + Clone) -> Vec<S
     };
     let all = (0..kinds).flat_map(|kind| (0..Activity::STEPS).map(move |activity| (kind, activity)));
     all.filter_map(of_kind).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prompts_come_behind_pauses_and_one_by_one_while_another_decodes() {
-        let at = |kind: &Kind| kind.times(1e-4).iter().map(Duration::as_micros).collect::<Vec<_>>();
-        assert_eq!(at(&Kind::together(vec![(8, 4); 3])), [0, 0, 0]);
-        assert_eq!(at(&Kind::apart(vec![(64, 1)])), [5000]);
-        let beside = Kind::apart(vec![(32, 24), (50, 1), (50, 1)]);
-        // 50 rows take 5 ms: as long again is left to what decodes, and a pause.
-        assert_eq!(at(&beside), [5000, 20_000, 35_000]);
-        let output = |token_s, most| beside.clone().lasting(1e-4, token_s, most).sequences[0];
-        assert_eq!(output(1e-4, 1000), (32, 350), "until the last comes");
-        assert_eq!((output(1e-4, 100), output(f64::INFINITY, 1000)), ((32, 100), (32, 24)));
-        let alone = Kind::apart(vec![(64, 1)]);
-        assert_eq!(alone.clone().lasting(1e-4, 1e-4, 1000), alone, "a prompt alone has one token");
-    }
 }
