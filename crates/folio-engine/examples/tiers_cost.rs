@@ -1,7 +1,7 @@
-//! What tiers cost the engine's thread: `cargo run --release -p folio-engine --example tiers_cost [PAIRS]`.
+//! What tiers cost the engine's thread: `cargo run --release -p folio-engine --example tiers_cost [PAIRS [TIERS]]`.
 //!
 //! 256 sequences run; prompts of 512 tokens, answers of 64, so that in each step some end and others begin, each with a prefix of 256 tokens that
-//! was there before. Without tiers, and with two that lack everything and have read what they are given by the next step. Prints plan,
+//! was there before. Without tiers, and with two (or TIERS) that lack everything and have read what they are given by the next step. Prints plan,
 //! commit and what is ordered and reported in between, of a step at the median and of all steps, in pairs.
 
 use std::time::{Duration, Instant};
@@ -79,12 +79,13 @@ fn measure(tiers: usize) -> (f64, f64, u64) {
 }
 
 fn main() {
-    let pairs: usize = std::env::args().nth(1).map_or(10, |pairs| pairs.parse().expect("a number of pairs"));
+    let number = |at, default| std::env::args().nth(at).map_or(default, |n| n.parse().expect("a number"));
+    let (pairs, tiers): (usize, usize) = (number(1, 10), number(2, 2));
     let mut ratios: [Vec<f64>; 2] = Default::default();
     for _ in 0..pairs {
-        let (without, with) = (measure(0), measure(2));
+        let (without, with) = (measure(0), measure(tiers));
         println!(
-            "a step: {:.1} us without tiers, {:.1} with; on average {:.1} and {:.1}; {} blocks given to two tiers",
+            "a step: {:.1} us without tiers, {:.1} with; on average {:.1} and {:.1}; {} blocks given to {tiers} tiers",
             without.0, with.0, without.1, with.1, with.2
         );
         ratios[0].push(with.0 / without.0);
