@@ -57,7 +57,8 @@ impl Scheduler {
     pub(super) fn accept(&mut self, request: Request, hashes: BlockHashes, now: Micros) {
         self.counters.requests_received += 1;
         self.queued.requests += 1;
-        self.queued.tokens += request.queued_tokens();
+        let queued_tokens = request.queued_tokens();
+        self.queued.tokens += queued_tokens;
         self.arrival += 1;
         let rank = Rank {
             class: request.class,
@@ -68,7 +69,7 @@ impl Scheduler {
         let mut state = RequestState {
             deadline: request.deadline,
             prompt_len: request.prompt.len() as u32,
-            queued_tokens: request.queued_tokens(),
+            queued_tokens,
             members: Vec::with_capacity(request.n as usize),
             unforked: (0..request.n).collect(),
             sampled: Vec::with_capacity(request.n as usize),

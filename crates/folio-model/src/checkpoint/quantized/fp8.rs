@@ -5,7 +5,7 @@
 //! | DeepSeek, Qwen (`fp8`) | `weight` `[rows, columns]` | `weight_scale_inv`, one for each block of `weight_block_size`, or a single one (also `weight_scale`) |
 //! | transformers (`fp8`), all experts in one tensor | `X` `[experts, rows, columns]` | `X_scale_inv`, likewise `[experts, ...]`; a single one for an expert's gates and for what they gate |
 //! | Meta (`fbgemm_fp8`) | `weight` `[rows, columns]` | `weight_scale`, one for each row |
-//! | Meta (`fbgemm_fp8`), all experts in one tensor | `X` `[experts, columns, rows]` | `X_scale`, likewise |
+//! | transformers (`fbgemm_fp8`), all experts of Llama 4 in one tensor | `X` `[experts, columns, rows]` | `X_scale`, likewise |
 //!
 //! Despite its name `scale_inv` is multiplied (transformers, `integrations/finegrained_fp8.py`).
 
