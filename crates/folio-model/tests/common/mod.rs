@@ -119,7 +119,8 @@ pub fn copy(folder: &Path) -> tempfile::TempDir {
 /// Logits of a text.
 pub fn logits(folder: &Path) -> Vec<f32> {
     let checkpoint = Checkpoint::open(folder).unwrap_or_else(|error| panic!("{error}"));
-    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 97).collect();
+    let modulus = (checkpoint.config().vocab as u32).min(197);
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % modulus).collect();
     let mut runner = Runner::load(&checkpoint, ReferenceBackend::new(), None);
     let rows: Vec<u32> = (0..40).collect();
     runner.forward(&tokens, &rows).to_vec()
