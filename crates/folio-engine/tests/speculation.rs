@@ -167,12 +167,22 @@ fn ask_these(
     requests: &[(&[u32], u32, From<'_>)],
     time: &Arc<Time>,
 ) -> Vec<Answer> {
+    let requests: Vec<_> = requests.iter().map(|request| (tenant, *request)).collect();
+    ask_of_tenants(engine, &requests, time)
+}
+
+/// The same, each of a tenant.
+fn ask_of_tenants(
+    engine: &EngineHandle,
+    requests: &[(u32, (&[u32], u32, From<'_>))],
+    time: &Arc<Time>,
+) -> Vec<Answer> {
     let (sender, events) = mpsc::channel();
     let together = time.1.lock();
-    for (at, (prompt, max_tokens, from)) in requests.iter().enumerate() {
+    for (at, (tenant, (prompt, max_tokens, from))) in requests.iter().enumerate() {
         let speculation = from.map(|(drafter, prediction)| Speculation::new(drafter, 16, prompt, prediction));
         let request =
-            Request { prompt: (*prompt).into(), speculation, ..request_of(engine, tenant, *max_tokens) };
+            Request { prompt: (*prompt).into(), speculation, ..request_of(engine, *tenant, *max_tokens) };
         let (sender, time) = (sender.clone(), time.clone());
         let sink = move |event: Event| sender.send((at, event, time.now().0)).is_ok();
         engine.submit(request, Box::new(sink)).expect("it is taken");
@@ -613,6 +623,42 @@ fn where_a_context_makes_rows_dear_others_have_the_drafts() {
         assert!(gain > least && long < 30, "{right} % right: {gain}, {short} drafts and {long}");
         assert!(right == 0 || short > 10 * long, "{short} drafts and {long}");
     }
+}
+
+/// An answer beside four of whose drafts all are right: rows cost so much that its tokens would come half as fast, while more is said in all.
+/// Of another tenant it is slowed by no more than a tenth; where its own drafts are right, too, both have them.
+#[test]
+fn drafts_of_one_tenant_do_not_slow_another() {
+    let device = Device::waited_for(|rows| 4000 + 500 * rows);
+    // Microseconds for each of its tokens but the first, and drafts of the others, which are asked with it or before it.
+    let us_per_token = |tenant: u32, drafts: [bool; 2], prompt: &[u32]| {
+        let time = Arc::default();
+        let (engine, mut state) = (modelled(unrepeated, device, &time), 7);
+        for warming_up in [100, 95, 100] {
+            predicted_at_random(&engine, &time, &mut state, (5, warming_up, true));
+        }
+        let guess = guess(&mut state, 3..400, 100);
+        let from = |drafts: bool| if drafts { with(Drafter::Ngram, &guess) } else { None };
+        let mut requests = vec![(2, ([1, 2, 3].as_slice(), 360, from(drafts[1]))); 4];
+        requests.push((tenant, (prompt, 40, from(drafts[0]))));
+        let mut answers = ask_of_tenants(&engine, &requests, &time);
+        let times = answers.pop().unwrap().times;
+        let others = answers.iter().map(|answer| answer.drafts).sum::<u32>();
+        ((times[times.len() - 1] - times[0]) as f64 / (times.len() - 1) as f64, others)
+    };
+    let prompt = [1, 2, 3].as_slice();
+    let (plain, none) = us_per_token(1, [false, false], prompt);
+    assert_eq!((plain, none), (6500.0, 0), "a step of five rows for each");
+    let (own, drafts) = us_per_token(2, [false, true], prompt);
+    assert!(own > 1.5 * plain && drafts > 100, "of one tenant most tokens count: {own} us, {drafts} drafts");
+    let (beside, drafts) = us_per_token(1, [false, true], prompt);
+    assert!(beside < 1.1 * plain && drafts > 100, "{beside} us, and {drafts} drafts when it has ended");
+    let (both, drafts) = us_per_token(1, [true, true], prompt);
+    assert!(both < plain / 2.0 && drafts > 100, "{both} us, {drafts} drafts");
+    // While its prompt is computed the others have none, either.
+    let long: Vec<u32> = (1_000_000..1_000_700).map(unrepeated).collect();
+    let (behind, _) = us_per_token(1, [false, true], &long);
+    assert!(behind < 1.1 * plain, "{behind} us");
 }
 
 /// Up to 36 rows come for the price of one: 32 sequences have the four drafts by turns, and not the first 94 and the last those it is tried with.

@@ -26,6 +26,7 @@ use super::admission::Headroom;
 use super::drafts::{Drafts, PossibleDraft};
 use super::fair::Head;
 use super::preemption::Allocation;
+use super::tenant_rates::TenantRates;
 use crate::plan::{SequencePlan, StepPlan};
 use crate::sequence::{Rank, Running, Slot};
 use crate::stats::WaitingFor;
@@ -65,6 +66,7 @@ pub(super) struct Step {
     /// Who gets drafts, and, to decide that, all that there could be.
     pub drafters: Vec<Drafts>,
     pub possible: Vec<PossibleDraft>,
+    pub tenants: TenantRates,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
 }

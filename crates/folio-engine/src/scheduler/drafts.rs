@@ -26,6 +26,7 @@ use super::Scheduler;
 use super::budget::Step;
 use super::context_times::Context;
 use super::costs::{Costs, StepKind};
+use super::tenant_rates::TenantRates;
 use crate::acceptance::{DraftSource, TRIED};
 use crate::plan::{DraftPlan, DrafterModel, PLACEHOLDER, Reads, SequencePlan};
 use crate::request::RequestId;
@@ -77,6 +78,7 @@ impl Scheduler {
     /// How many drafts of whom make the next step say most tokens in a microsecond, by what steps took so far and by how many of each sequence's
     /// drafts were right; rarely one that would not pay, to find out whether that has changed. They are looked at together, since rows do not
     /// cost alike: a tile that is not worth it for one sequence may be for two, and a row of a long context costs more than one of a short one.
+    /// Where several tenants are in the step, none of them is slowed by the others' drafts by more than a little (`tenant_rates`).
     ///
     /// Who has drafts, or needs its last token for more than its place, cannot be planned while a step with it runs. If it sat out alone, every
     /// step would lack half of those; where that costs more than the time between two steps, nobody overlaps. `false`: nothing is to be planned
@@ -95,6 +97,7 @@ impl Scheduler {
             return true;
         }
         let plain = self.without_drafts(&decoding);
+        self.count_tenants();
         let paying = self.share_drafts(&decoding, &plain);
         let is_due = |drafts: &Drafts| {
             let sequence = &self.sequences[drafts.slot];
@@ -105,7 +108,7 @@ impl Scheduler {
         if self.goes_ahead() && (plain.together || paying || self.step.drafters.iter().any(is_due)) {
             return false;
         }
-        self.try_drafts(&decoding);
+        self.try_drafts(&decoding, &plain);
         true
     }
 
@@ -113,16 +116,19 @@ impl Scheduler {
     fn find_drafters(&mut self) -> Decoding {
         self.step.drafters.clear();
         let step = self.next_step();
-        let (mut rows, mut waiting, mut kind) = (0, 0, StepKind::Alone);
+        let (mut rows, mut waiting, mut kind, mut prompt_tokens) = (0, 0, StepKind::Alone, 0);
         let mut context = Context::default();
         // Somebody who runs has one; or there were in the last plan, and more wait.
         let mut prompts = self.step.granted > self.step.decodes && self.waiting.len() > 0;
         for at in 0..self.running.len() {
             let slot = self.running[at].1;
             let sequence = &self.sequences[slot];
-            prompts |= sequence.ready(step, self.ring.lag) > 1;
+            let ready = sequence.ready(step, self.ring.lag);
+            if ready > 1 {
+                (prompts, prompt_tokens) = (true, ready.saturating_add(prompt_tokens));
+            }
             // In a pipeline those that are under way are in later steps.
-            if !sequence.decodes() || (self.ring.lag > 1 && sequence.ready(step, self.ring.lag) == 0) {
+            if !sequence.decodes() || (self.ring.lag > 1 && ready == 0) {
                 continue;
             }
             rows += 1;
@@ -141,7 +147,8 @@ impl Scheduler {
                     kind = StepKind::Drafting;
                 }
                 let arrival = sequence.rank.arrival;
-                self.step.drafters.push(Drafts { arrival, slot, positions, most, granted: 0, dear: false });
+                let drafts = Drafts { arrival, slot, tenant: 0, positions, most, granted: 0, dear: false };
+                self.step.drafters.push(drafts);
                 self.begin_drafts(slot);
             }
         }
@@ -150,29 +157,65 @@ impl Scheduler {
         let line = self.costs.line();
         // What a model takes to draft is in the times of steps without prompts alone.
         let is_known = prompts && kind != StepKind::Drafting && line.0 > 0.0;
-        Decoding { rows, context, waiting, kind, prompt_us: is_known.then_some(line) }
+        let prompt_tokens = prompt_tokens.min(self.config.max_prefill_tokens_while_decoding);
+        Decoding { rows, context, waiting, kind, prompt_us: is_known.then_some(line), prompt_tokens }
+    }
+
+    /// Whose sequences are in the step, so that drafts of one tenant do not slow the others.
+    fn count_tenants(&mut self) {
+        let step = self.next_step();
+        let Step { drafters, tenants, .. } = &mut self.step;
+        tenants.clear();
+        if drafters.is_empty() {
+            return;
+        }
+        for (_, slot) in &self.running {
+            let sequence = &self.sequences[*slot];
+            if sequence.decodes() || sequence.ready(step, self.ring.lag) > 0 {
+                tenants.add(sequence.tenant);
+            }
+        }
+        for drafts in drafters.iter_mut() {
+            drafts.tenant = tenants.place(self.sequences[drafts.slot].tenant);
+        }
+        if self.running.len() < self.config.max_num_seqs as usize {
+            self.waiting.ends().for_each(|tenant| tenants.begins(tenant));
+        }
     }
 
     /// Of drafts that do not pay, some are verified to learn of them; nobody looks for the others for a while.
-    fn try_drafts(&mut self, decoding: &Decoding) {
+    fn try_drafts(&mut self, decoding: &Decoding, plain: &Plain) {
         let (step, Decoding { rows, context, kind, .. }) = (self.next_step(), *decoding);
-        // One by one where a wrong one costs a token of its sequence.
-        let us = |rows: u32, context, kind| {
-            self.costs.step_us(rows, context, kind).filter(|_| rows <= self.costs.rows_max(kind))
+        let us = |drafts: u32, kind| {
+            let seen = context.attention * f64::from(drafts) / f64::from(rows);
+            self.costs.step_us(rows + drafts, context.with_rows(seen), kind)
         };
-        let tried = context.with_rows(f64::from(TRIED) * context.attention);
-        let at_once = match (us(rows * (1 + TRIED), tried, kind), us(rows, context, StepKind::Alone)) {
-            (Some(all), Some(plain)) if all <= 2.0 * plain => TRIED,
+        // One by one where a wrong one costs a token of its sequence.
+        let all = rows * TRIED;
+        let is_measured = rows + all <= self.costs.rows_max(kind);
+        let at_once = match (us(all, kind), us(0, StepKind::Alone)) {
+            (Some(all), Some(plain)) if is_measured && all <= 2.0 * plain => TRIED,
             _ => 1,
+        };
+        // Nothing is tried at the cost of other tenants.
+        let longest = plain.us.map_or(f64::INFINITY, |us| us * self.step.tenants.longer());
+        let mut granted: u32 = self.step.drafters.iter().map(|drafts| drafts.granted).sum();
+        let mut fits = |drafts: u32| {
+            let fits = longest.is_infinite() || us(granted + drafts, kind).is_some_and(|us| us <= longest);
+            granted += if fits { drafts } else { 0 };
+            fits
         };
         for drafts in &mut self.step.drafters {
             let sequence = &mut self.sequences[drafts.slot];
             if drafts.granted > 0 {
                 sequence.acceptance.resume();
-            } else if sequence.forced == 0 && sequence.acceptance.on_trial > 0 && !drafts.dear {
-                drafts.granted = drafts.most.min(at_once).min(sequence.acceptance.on_trial);
-                sequence.acceptance.on_trial -= drafts.granted;
-            } else if sequence.forced == 0 && sequence.acceptance.pause(step, rows) {
+                continue;
+            }
+            let tried = drafts.most.min(at_once).min(sequence.acceptance.on_trial);
+            if sequence.forced == 0 && tried > 0 && !drafts.dear && fits(tried) {
+                drafts.granted = tried;
+                sequence.acceptance.on_trial -= tried;
+            } else if sequence.forced == 0 && sequence.acceptance.pause(step, rows) && fits(1) {
                 drafts.granted = 1;
             } else {
                 // What is left of them would keep its next steps from being planned ahead.
@@ -230,7 +273,7 @@ impl Scheduler {
 
     /// Grants the drafts that pay. `false`: none does.
     fn share_drafts(&mut self, decoding: &Decoding, plain: &Plain) -> bool {
-        let Step { drafters, possible, .. } = &mut self.step;
+        let Step { drafters, possible, tenants, .. } = &mut self.step;
         possible.clear();
         let most: u32 = drafters.iter().map(|drafts| drafts.most).sum();
         let (row_us, position_us) =
@@ -262,16 +305,29 @@ impl Scheduler {
         possible.sort_unstable_by_key(|draft| (Reverse(draft.worth), draft.said, draft.at));
         let budget = self.config.max_num_batched_tokens.saturating_sub(decoding.rows) as usize;
         possible.truncate(budget);
-        let drafts = possible.iter().map(|draft| (draft.right, drafters[draft.at as usize].positions));
+        let drafts = possible.iter().map(|draft| {
+            let Drafts { positions, tenant, .. } = drafters[draft.at as usize];
+            NextDraft { right: draft.right, positions, tenant }
+        });
         let best = match decoding.prompt_us {
             // What is worth most first: what is behind one that does not pay does not, either.
             Some(_) => {
                 let token_us = token_us.unwrap_or(0.0);
                 let pays =
-                    |(right, positions): &(f32, u32)| f64::from(*right) * token_us > PAYS * price(*positions);
-                drafts.take_while(pays).count()
+                    |draft: &NextDraft| f64::from(draft.right) * token_us > PAYS * price(draft.positions);
+                let plain_us = plain.us.unwrap_or(0.0) + row_us * f64::from(decoding.prompt_tokens);
+                let (mut best, mut us) = (0, plain_us);
+                let stride = possible.len().div_ceil(LOOKED_AT).max(1);
+                for (count, draft) in (1..).zip(drafts.take_while(pays)) {
+                    tenants.draft(draft.tenant, draft.right);
+                    us += PAYS * price(draft.positions);
+                    if (count % stride == 0 || count == 1) && us <= tenants.longer() * plain_us {
+                        best = count;
+                    }
+                }
+                best
             }
-            None => best_drafts(&self.costs, decoding, plain, drafts),
+            None => best_drafts(&self.costs, decoding, plain, tenants, drafts),
         };
         for draft in &possible[..best] {
             drafters[draft.at as usize].granted += 1;
@@ -294,8 +350,10 @@ impl Scheduler {
         let right = record.rate();
         let pays = |us| {
             let plain = Plain { tokens: f64::from(decoding.rows), us: Some(us), together: false };
-            let drafts = (0..most as i32).map(|draft| (right.powi(draft + 1), positions));
-            best_drafts(&self.costs, &decoding, &plain, drafts) > 0
+            let right = |draft: i32| right.powi(draft + 1);
+            let drafts =
+                (0..most as i32).map(|draft| NextDraft { right: right(draft), positions, tenant: 0 });
+            best_drafts(&self.costs, &decoding, &plain, &mut TenantRates::default(), drafts) > 0
         };
         let known = self.costs.step_us(decoding.rows, decoding.context, StepKind::Alone);
         record.reads(known.filter(|_| self.costs.knows(StepKind::Drafting)).is_none_or(pays))
@@ -434,6 +492,8 @@ impl Scheduler {
 pub(super) struct Drafts {
     arrival: u64,
     pub slot: Slot,
+    /// Its place in the step's [`TenantRates`].
+    tenant: usize,
     /// That each of its drafts sees, nearly.
     positions: u32,
     most: u32,
@@ -455,6 +515,14 @@ pub(super) struct PossibleDraft {
     at: u32,
 }
 
+/// One that may be added to those of a step.
+struct NextDraft {
+    right: f32,
+    /// That it sees.
+    positions: u32,
+    tenant: usize,
+}
+
 /// Sequences that decode in a step: how many, behind what, and how many of them cannot be planned while a step with them runs.
 #[derive(Clone, Copy, Default)]
 struct Decoding {
@@ -465,6 +533,8 @@ struct Decoding {
     kind: StepKind,
     /// Beside prompts a draft takes as long as a row of theirs: microseconds, and for each position that it sees.
     prompt_us: Option<(f64, f64)>,
+    /// Of those that run, as far as they fit in.
+    prompt_tokens: u32,
 }
 
 /// A step without drafts.
@@ -483,12 +553,13 @@ impl Plain {
 }
 
 /// How many drafts, of which those that are worth most come first, make a step of these sequences say most tokens in a microsecond; 0: they are
-/// better left out. `drafts`: how probable each is, and the positions that it sees.
+/// better left out.
 fn best_drafts(
     costs: &Costs,
     decoding: &Decoding,
     plain: &Plain,
-    drafts: impl ExactSizeIterator<Item = (f32, u32)>,
+    tenants: &mut TenantRates,
+    drafts: impl ExactSizeIterator<Item = NextDraft>,
 ) -> usize {
     let Decoding { rows, context, kind, .. } = *decoding;
     // Until steps have a price they cost nothing: the first drafts are the measurement.
@@ -499,15 +570,17 @@ fn best_drafts(
     let stride = most.div_ceil(LOOKED_AT).max(1);
     let (mut best, mut best_rate) = (0, plain.tokens / plain_us);
     let (mut tokens, mut attention) = (f64::from(rows), 0.0);
-    for (count, (right, positions)) in (1..=most).zip(drafts) {
+    for (count, NextDraft { right, positions, tenant }) in (1..=most).zip(drafts) {
         tokens += f64::from(right);
         attention += f64::from(positions);
+        tenants.draft(tenant, right);
         if count % stride != 0 && count != most {
             continue;
         }
         let us = costs.step_us(rows + count as u32, context.with_rows(attention), kind).unwrap_or(plain_us);
-        let rate = tokens / (plain_us + PAYS * (us - plain_us).max(0.0));
-        if rate > best_rate {
+        let us = plain_us + PAYS * (us - plain_us).max(0.0);
+        let rate = tokens / us;
+        if rate > best_rate && us <= tenants.longer() * plain_us {
             (best, best_rate) = (count, rate);
         }
     }

@@ -81,6 +81,7 @@ mod shared_prefixes;
 mod stores;
 mod suspend;
 mod swap;
+mod tenant_rates;
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -67,6 +67,11 @@ impl Queue {
         self.set.first().map(|(class, ..)| *class)
     }
 
+    /// The tenants of the first and the last.
+    pub fn ends(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.set.first().into_iter().chain(self.set.last()).map(|(_, tenant, ..)| *tenant)
+    }
+
     /// The best priority that somebody waits with in a class. O(tenants of the class * log waiting).
     pub fn best_priority(&self, class: i32) -> Option<i32> {
         let tenants = self.fair.waiting_tenants(class);
