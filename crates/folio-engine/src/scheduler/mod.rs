@@ -14,6 +14,7 @@
 //! | `queue`, `fair` | who waits, and which tenant's turn it is |
 //! | `budget` | who gets how much of a step's token budget |
 //! | `drafts` | how many drafts are verified, and what the drafter's model computes |
+//! | `tenant_rates` | by how much drafts of one tenant may slow the others |
 //! | `shared_prefixes` | prefixes that are being computed right now |
 //! | `room` | the ledger of reservations: what is left for whom |
 //! | `preemption` | who loses its blocks |
