@@ -52,8 +52,8 @@ fn models() -> String {
     out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE, as Llama 2, Mistral and Gemma have it, and its unigram models, both without a normalizer, with the added tokens of \
             tokenizer_config.json or added_tokens.json. A normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
     out += "\nPositions on three axes (M-RoPE: time, height and width; `mrope_section` and `mrope_interleaved` in `rope_parameters` or `rope_scaling`, as \
-            Qwen2-VL, Qwen3-VL and Qwen3.5 have them) are read with the rest of a safetensors checkpoint's rotation, and a list that does not fit its heads is refused by name. \
-            A text has one position for all three, so they change nothing for it; of a GGUF file they are not read. Images are not served, and no tower is loaded.\n";
+            Qwen2-VL, Qwen3-VL and Qwen3.5 have them; `rope.dimension_sections` in a GGUF file) are read with the rest of a checkpoint's rotation, and a list that does not fit its heads is refused by name. \
+            A text has one position for all three, so they change nothing for it. Images are not served, and no tower is loaded.\n";
     out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Columns are \
             multiples of 32, and so are groups, but for NVFP4's of 16. NVFP4 takes 6 bits a weight in memory, since a scale and that of its \
             matrix become one f32, and 10 on a GPU. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \

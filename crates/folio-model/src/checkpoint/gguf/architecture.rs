@@ -29,6 +29,8 @@ pub struct Architecture {
     pub tiled: bool,
     /// Bounds of YaRN's ramp are not rounded, which no key says.
     pub yarn_unrounded: bool,
+    /// Frequencies of the axes of M-RoPE take turns (`mrope_interleaved`), which no key says.
+    pub mrope_interleaved: bool,
 }
 
 const LLAMA: Architecture = Architecture {
@@ -41,6 +43,7 @@ const LLAMA: Architecture = Architecture {
     weights_normalized: true,
     tiled: false,
     yarn_unrounded: false,
+    mrope_interleaved: false,
 };
 
 const SOME_EXPERTS: Option<(&str, f64)> = Some(("expert_count", 1.0));
@@ -66,8 +69,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         ..plain("deepseek2", "deepseek_v3")
     },
     plain("qwen3next", "qwen3_next"),
-    Architecture { tiled: true, ..plain("qwen35", "qwen3_5_text") },
-    Architecture { tiled: true, ..plain("qwen35moe", "qwen3_5_moe_text") },
+    Architecture { tiled: true, mrope_interleaved: true, ..plain("qwen35", "qwen3_5_text") },
+    Architecture { tiled: true, mrope_interleaved: true, ..plain("qwen35moe", "qwen3_5_moe_text") },
     plain("olmo2", "olmo2"),
     Architecture { when: Some(("attention.sliding_window", 1.0)), ..plain("olmo2", "olmo3") },
     plain("minimax-m2", "minimax_m2"),
