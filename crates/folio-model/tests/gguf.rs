@@ -259,6 +259,25 @@ fn architectures_imply_what_no_key_says() {
     assert_eq!(local.local_rope.map(|rope| rope.theta), Some(20_000.0));
     assert_eq!(scale(&config("gemma3", 62, &|w| w).unwrap()), 24.0, "of 27B");
 
+    for (architecture, family, interleaved) in
+        [("qwen2vl", "qwen2", false), ("qwen3vl", "qwen3", true), ("qwen3vlmoe", "qwen3_moe", true)]
+    {
+        let visual = |writer: Writer| {
+            let key = |suffix: &str| format!("{architecture}.{suffix}");
+            let writer = writer.i32s(&key("rope.dimension_sections"), &[4, 2, 2, 0]);
+            match family {
+                "qwen3_moe" => writer
+                    .u32(&key("expert_count"), 8)
+                    .u32(&key("expert_used_count"), 2)
+                    .u32(&key("expert_feed_forward_length"), 32),
+                _ => writer,
+            }
+        };
+        let found = config(architecture, 2, &visual).unwrap();
+        let sections = Sections { frequencies: [4, 2, 2], interleaved };
+        assert_eq!((found.family.model_type, found.rope.sections), (family, Some(sections)));
+    }
+
     let turned = |w: Writer| w.flag("granite.rope.scaling.finetuned", false);
     assert!(config("granite", 2, &turned).unwrap_err().contains("granite.rope.scaling.finetuned"));
 

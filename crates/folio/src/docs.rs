@@ -45,7 +45,8 @@ fn models() -> String {
     out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
     out += "; tokenizers of kind gpt2 (a named pre-tokenizer), gemma4 and llama. Anything else is refused by name. In memory the formats of 1 to 3 bits take 4.3 to \
             5.1 bits a weight, and on a GPU NVFP4 and those that begin with IQ1, IQ2, IQ3 and TQ take 10. A number beside an NVFP4 matrix (`*.scale`) \
-            becomes part of its scales, which then take 6 bits a weight.\n";
+            becomes part of its scales, which then take 6 bits a weight. Of qwen2vl, qwen3vl and qwen3vlmoe (Qwen2-VL, Qwen2.5-VL, Qwen3-VL) it is the text part: \
+            towers are in files of their own (mmproj), which are not read.\n";
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";

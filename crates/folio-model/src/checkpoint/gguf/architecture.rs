@@ -60,6 +60,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
     plain("qwen2", "qwen2"),
     plain("qwen3", "qwen3"),
     plain("qwen3moe", "qwen3_moe"),
+    // Their text parts. What a tower computes is in a file of its own.
+    plain("qwen2vl", "qwen2"),
+    Architecture { mrope_interleaved: true, ..plain("qwen3vl", "qwen3") },
+    Architecture { mrope_interleaved: true, ..plain("qwen3vlmoe", "qwen3_moe") },
     Architecture { name: "smollm3", model_type: "smollm3", ..LLAMA },
     plain("glm4moe", "glm4_moe"),
     Architecture { weights_normalized: false, ..plain("deepseek2", "deepseek_v2") },
