@@ -9,10 +9,10 @@ use folio_model::Checkpoint;
 use folio_model::config::Mixer;
 use folio_model::quant::{BlockFormat, Encoding, MXFP4_VALUES, nvfp4_scale};
 use folio_model::reference::ReferenceBackend;
-use folio_model::rope::RopeScaling;
+use folio_model::rope::{RopeScaling, Sections};
 use folio_model::testing::gguf::{Writer, as_gguf, gguf_of};
 use folio_model::testing::{FIXTURES, Runner, check_fixture, fixture, relative_difference};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn gguf(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
@@ -184,6 +184,41 @@ fn every_family_is_the_same_model_in_either_format() {
     }
 }
 
+/// What safetensors call `mrope_section`. Whether frequencies take turns follows from the architecture; a text has one position.
+#[test]
+fn sections_of_rotary_frequencies_are_those_of_safetensors() {
+    let key = "glm4moe.rope.dimension_sections";
+    let open = |writer: Writer| {
+        let disk = on_disk(&writer.finish());
+        let file = Checkpoint::open(path_in(&disk)).map_err(|error| error.to_string())?;
+        Ok::<_, String>((file.config().rope.sections, logits(&file, None)))
+    };
+    let glm = |sections: &[i32]| open(as_gguf("glm4_moe_air").i32s(key, sections));
+    let (none, expected) = open(as_gguf("glm4_moe_air")).unwrap();
+    assert_eq!(none, None);
+    let sections = Some(Sections { frequencies: [2, 1, 1], interleaved: false });
+    for (stored, read) in [(&[2, 1, 1, 0][..], sections), (&[2, 1, 1], sections), (&[0; 4], None)] {
+        assert_eq!(glm(stored), Ok((read, expected.clone())), "{stored:?}");
+    }
+    for (stored, named) in [
+        (&[2, 1, 0, 0][..], "3 frequencies of 4"),
+        (&[2, 1, 1, 1], "fourth axis"),
+        (&[2, 1], "three numbers"),
+        (&[-1, 4, 1, 0], "three numbers"),
+    ] {
+        let error = glm(stored).unwrap_err();
+        assert!(error.contains(key) && error.contains(named), "{error}");
+    }
+    let copy = common::with_config("qwen3_5_text", |config| {
+        config["rope_parameters"]["mrope_section"] = json!([1, 1, 0]);
+        config["rope_parameters"]["mrope_interleaved"] = json!(true);
+    });
+    let folder = Checkpoint::open(copy.path()).unwrap();
+    let (read, found) = open(gguf_of(&folder)).unwrap();
+    assert_eq!(read, Some(Sections { frequencies: [1, 1, 0], interleaved: true }));
+    assert_eq!((read, found), (folder.config().rope.sections, open(as_gguf("qwen3_5_text")).unwrap().1));
+}
+
 /// What llama.cpp takes from the architecture where no key says it.
 #[test]
 fn architectures_imply_what_no_key_says() {
@@ -223,6 +258,25 @@ fn architectures_imply_what_no_key_says() {
     let local = config("gemma3", 7, &|w| w.f32("gemma3.rope.freq_base_swa", 20_000.0)).unwrap();
     assert_eq!(local.local_rope.map(|rope| rope.theta), Some(20_000.0));
     assert_eq!(scale(&config("gemma3", 62, &|w| w).unwrap()), 24.0, "of 27B");
+
+    for (architecture, family, interleaved) in
+        [("qwen2vl", "qwen2", false), ("qwen3vl", "qwen3", true), ("qwen3vlmoe", "qwen3_moe", true)]
+    {
+        let visual = |writer: Writer| {
+            let key = |suffix: &str| format!("{architecture}.{suffix}");
+            let writer = writer.i32s(&key("rope.dimension_sections"), &[4, 2, 2, 0]);
+            match family {
+                "qwen3_moe" => writer
+                    .u32(&key("expert_count"), 8)
+                    .u32(&key("expert_used_count"), 2)
+                    .u32(&key("expert_feed_forward_length"), 32),
+                _ => writer,
+            }
+        };
+        let found = config(architecture, 2, &visual).unwrap();
+        let sections = Sections { frequencies: [4, 2, 2], interleaved };
+        assert_eq!((found.family.model_type, found.rope.sections), (family, Some(sections)));
+    }
 
     let turned = |w: Writer| w.flag("granite.rope.scaling.finetuned", false);
     assert!(config("granite", 2, &turned).unwrap_err().contains("granite.rope.scaling.finetuned"));

@@ -192,7 +192,7 @@ fn models_that_are_not_served_are_named() {
             &[
                 "model.gguf",
                 "`mamba`",
-                "llama, llama4, qwen2, qwen3, qwen3moe, smollm3, glm4moe, deepseek2, qwen3next, qwen35, qwen35moe, olmo2, minimax-m2, granite, granitemoe, granitehybrid, nemotron_h, nemotron_h_moe, cohere2, hunyuan-dense, hunyuan-moe, lfm2, lfm2moe, ernie4_5, ernie4_5-moe, seed_oss, exaone4, phi3, gemma2, gemma3, gemma4, gpt-oss",
+                "llama, llama4, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, qwen3vlmoe, smollm3, glm4moe, deepseek2, qwen3next, qwen35, qwen35moe, olmo2, minimax-m2, granite, granitemoe, granitehybrid, nemotron_h, nemotron_h_moe, cohere2, hunyuan-dense, hunyuan-moe, lfm2, lfm2moe, ernie4_5, ernie4_5-moe, seed_oss, exaone4, phi3, gemma2, gemma3, gemma4, gpt-oss",
             ],
         ),
         (Writer { version: 3, ..Writer::default() }, &["general.architecture", "is missing"]),

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use common::tensors::{File, Stored};
-use common::{copy, copy_of};
+use common::{copy, copy_of, set_config};
 use folio_model::backend::{DType, TensorView};
 use folio_model::quant::{BlockFormat, Encoding};
 use folio_model::reference::ReferenceBackend;
@@ -140,14 +140,6 @@ fn the_parts_of_a_matrix_are_one_tensor_to_everybody_else() {
     // Biases of zeros that AutoGPTQ wrote for every layer are no part of a model without biases.
     let checkpoint = Checkpoint::open(quantized("gptq_v2")).unwrap();
     assert!(!checkpoint.tensor_names().any(|name| name.ends_with("bias")));
-}
-
-/// The config.json of a folder after changes.
-fn set_config(folder: &std::path::Path, change: impl FnOnce(&mut Value)) {
-    let path = folder.join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    change(&mut config);
-    fs::write(path, config.to_string()).unwrap();
 }
 
 /// As transformers keeps them: each expert's gates and what they gate, and all experts, in one tensor with its scales.

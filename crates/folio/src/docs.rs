@@ -45,15 +45,16 @@ fn models() -> String {
     out += &BlockFormat::of_ggml().map(|format| format!("{format:?}")).collect::<Vec<_>>().join(", ");
     out += "; tokenizers of kind gpt2 (a named pre-tokenizer), gemma4 and llama. Anything else is refused by name. In memory the formats of 1 to 3 bits take 4.3 to \
             5.1 bits a weight, and on a GPU NVFP4 and those that begin with IQ1, IQ2, IQ3 and TQ take 10. A number beside an NVFP4 matrix (`*.scale`) \
-            becomes part of its scales, which then take 6 bits a weight.\n";
+            becomes part of its scales, which then take 6 bits a weight. Of qwen2vl, qwen3vl and qwen3vlmoe (Qwen2-VL, Qwen2.5-VL, Qwen3-VL) it is the text part: \
+            towers are in files of their own (mmproj), which are not read.\n";
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";
     out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE, as Llama 2, Mistral and Gemma have it, and its unigram models, both without a normalizer, with the added tokens of \
             tokenizer_config.json or added_tokens.json. A normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
     out += "\nPositions on three axes (M-RoPE: time, height and width; `mrope_section` and `mrope_interleaved` in `rope_parameters` or `rope_scaling`, as \
-            Qwen2-VL, Qwen3-VL and Qwen3.5 have them) are read with the rest of a safetensors checkpoint's rotation, and a list that does not fit its heads is refused by name. \
-            A text has one position for all three, so they change nothing for it; of a GGUF file they are not read. Images are not served, and no tower is loaded.\n";
+            Qwen2-VL, Qwen3-VL and Qwen3.5 have them; `rope.dimension_sections` in a GGUF file) are read with the rest of a checkpoint's rotation, and a list that does not fit its heads is refused by name. \
+            A text has one position for all three, so they change nothing for it. Images are not served, and no tower is loaded.\n";
     out += "\nQuantized safetensors checkpoints, as `quantization_config` in config.json describes them. Columns are \
             multiples of 32, and so are groups, but for NVFP4's of 16. NVFP4 takes 6 bits a weight in memory, since a scale and that of its \
             matrix become one f32, and 10 on a GPU. Scales of activations and of an FP8 KV cache are read past: activations are rounded more finely than \

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Config, EmbeddingScale, Experts, Feed, Mixer};
 use crate::family::{ExpertTensors, Mixture, Norms, Shared};
 use crate::program::Routing;
-use crate::rope::RopeScaling;
+use crate::rope::{RopeScaling, Sections};
 use crate::weights::{TensorSpec, WeightSpec, weight_specs};
 
 /// A file in the making; nothing is checked.
@@ -262,6 +262,10 @@ pub fn metadata_of(checkpoint: &Checkpoint) -> Writer {
             let sliding: Vec<i32> = config.windows.iter().map(|window| window.is_some().into()).collect();
             writer = writer.i32s(&key("attention.sliding_window_pattern"), &sliding);
         }
+    }
+    if let Some(Sections { frequencies, .. }) = config.rope.sections {
+        let [time, height, width] = frequencies.map(|size| size as i32);
+        writer = writer.i32s(&key("rope.dimension_sections"), &[time, height, width, 0]);
     }
     let base = |i: usize| config.rope.theta.powf(-(2.0 * i as f64) / config.rope.rotary_dim as f64);
     let vector = |values: &[f64]| values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect::<Vec<u8>>();

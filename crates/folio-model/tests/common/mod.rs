@@ -148,9 +148,14 @@ pub fn perturbed(dtype: &str, bytes: &[u8]) -> Vec<u8> {
 /// A copy of a fixture with another configuration.
 pub fn with_config(name: &str, edit: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let copy = copy_of(name);
-    let path = copy.path().join("config.json");
+    set_config(copy.path(), edit);
+    copy
+}
+
+/// Changes the config.json of a folder.
+pub fn set_config(folder: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     edit(&mut config);
     fs::write(path, config.to_string()).unwrap();
-    copy
 }

@@ -29,6 +29,8 @@ pub struct Architecture {
     pub tiled: bool,
     /// Bounds of YaRN's ramp are not rounded, which no key says.
     pub yarn_unrounded: bool,
+    /// Frequencies of the axes of M-RoPE take turns (`mrope_interleaved`), which no key says.
+    pub mrope_interleaved: bool,
 }
 
 const LLAMA: Architecture = Architecture {
@@ -41,6 +43,7 @@ const LLAMA: Architecture = Architecture {
     weights_normalized: true,
     tiled: false,
     yarn_unrounded: false,
+    mrope_interleaved: false,
 };
 
 const SOME_EXPERTS: Option<(&str, f64)> = Some(("expert_count", 1.0));
@@ -57,6 +60,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
     plain("qwen2", "qwen2"),
     plain("qwen3", "qwen3"),
     plain("qwen3moe", "qwen3_moe"),
+    // Their text parts. What a tower computes is in a file of its own.
+    plain("qwen2vl", "qwen2"),
+    Architecture { mrope_interleaved: true, ..plain("qwen3vl", "qwen3") },
+    Architecture { mrope_interleaved: true, ..plain("qwen3vlmoe", "qwen3_moe") },
     Architecture { name: "smollm3", model_type: "smollm3", ..LLAMA },
     plain("glm4moe", "glm4_moe"),
     Architecture { weights_normalized: false, ..plain("deepseek2", "deepseek_v2") },
@@ -66,8 +73,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         ..plain("deepseek2", "deepseek_v3")
     },
     plain("qwen3next", "qwen3_next"),
-    Architecture { tiled: true, ..plain("qwen35", "qwen3_5_text") },
-    Architecture { tiled: true, ..plain("qwen35moe", "qwen3_5_moe_text") },
+    Architecture { tiled: true, mrope_interleaved: true, ..plain("qwen35", "qwen3_5_text") },
+    Architecture { tiled: true, mrope_interleaved: true, ..plain("qwen35moe", "qwen3_5_moe_text") },
     plain("olmo2", "olmo2"),
     Architecture { when: Some(("attention.sliding_window", 1.0)), ..plain("olmo2", "olmo3") },
     plain("minimax-m2", "minimax_m2"),

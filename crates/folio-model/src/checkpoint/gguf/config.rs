@@ -48,6 +48,9 @@ const NEUTRAL_OWN: &[(&str, &[f64])] =
 /// The same, where logits are not scaled either.
 const NEUTRAL_LOGITS: &[(&str, &[f64])] = &[("logit_scale", &[0.0, 1.0])];
 
+/// How many frequencies of a rotation are of each axis.
+const SECTIONS: &str = "rope.dimension_sections";
+
 /// What the metadata says.
 pub struct Described {
     pub config: Config,
@@ -248,7 +251,13 @@ impl Reader<'_> {
             let part = if rotated == all_dim { 1.0 } else { (rotated as f64 + 0.5) / all_dim as f64 };
             map.insert("partial_rotary_factor".into(), json!(part));
         }
-        if let Some(scaling) = self.scaling()? {
+        let mut scaling = self.scaling()?;
+        if let Some(sections) = self.sections()? {
+            let rope = scaling.get_or_insert_with(|| json!({"rope_type": "default"}));
+            rope["mrope_section"] = sections;
+            rope["mrope_interleaved"] = json!(self.architecture.mrope_interleaved);
+        }
+        if let Some(scaling) = scaling {
             map.insert("rope_scaling".into(), scaling);
         }
         let vocab = match vocabulary {
@@ -276,6 +285,7 @@ impl Reader<'_> {
             ("partial_rotary_factor", "rope.dimension_count"),
             ("rope_scaling", "rope.scaling.type"),
             ("rope_scaling.factor", "rope.scaling.factor"),
+            ("rope_scaling.mrope_section", SECTIONS),
             ("rope_local_base_freq", "rope.freq_base_swa"),
             ("sliding_window", "attention.sliding_window"),
             ("embedding_multiplier", "embedding_scale"),
@@ -350,6 +360,26 @@ impl Reader<'_> {
             return Err(self.metadata.problem(&self.key(suffix), problem));
         }
         Ok(list)
+    }
+
+    /// The axes of M-RoPE: how many frequencies are of time, of height and of width. The converter adds a 0, for an axis that no
+    /// language model has; all of them are 0 where there is one position for a token.
+    fn sections(&self) -> Result<Option<Json>> {
+        let key = self.key(SECTIONS);
+        let Some(list) = self.metadata.numbers(&key)? else { return Ok(None) };
+        let (axes, others) = list.split_at(list.len().min(3));
+        if let Some(more) = others.iter().find(|more| **more != 0.0) {
+            let problem =
+                format!("gives {more} frequencies to a fourth axis; there are time, height and width");
+            return Err(self.metadata.problem(&key, problem));
+        }
+        if axes.iter().all(|size| *size == 0.0) {
+            return Ok(None);
+        }
+        // What is no number of frequencies is refused with the rest of the rotation.
+        let whole =
+            |size: &f64| if *size >= 0.0 && size.fract() == 0.0 { json!(*size as u64) } else { json!(size) };
+        Ok(Some(axes.iter().map(whole).collect()))
     }
 
     fn scaling(&self) -> Result<Option<Json>> {

@@ -11,6 +11,7 @@
 //! and `weight_scale`: one, one a row, one a row and group, or one a block. naive-quantized is int- or float-quantized by type.
 
 use super::Kind;
+use super::fp8::Fp8;
 use super::gptq::{blocks, format};
 use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
 use super::nvfp4;
@@ -111,19 +112,38 @@ impl Compressed {
             (false, None | Some(Ok(Element::Plain(_)))) => return Ok(None),
             (false, Some(_)) => plain,
         };
-        if self.ignore.iter().any(|target| target.matches(module).is_some()) {
-            let problem = "is quantized, but `ignore` of the quantization_config names its module";
-            return Err(pieces.problem(&codes, problem));
-        }
-        let Some(weights) = self.weights(module, &codes, pieces)? else {
-            let problem = "is quantized, but no group of the quantization_config is for its module";
-            return Err(pieces.problem(&codes, problem));
-        };
-        weights.plan(module, shape, pieces).map(Some)
+        self.weights(&codes, pieces)?.plan(module, shape, pieces).map(Some)
     }
 
-    /// The closest setting for a module; several equally close ones must be the same.
-    fn weights(&self, module: &str, codes: &str, pieces: &Pieces<'_>) -> Result<Option<Weights>> {
+    /// All experts of a layer out of one tensor, unless it is stored plain.
+    pub fn plan_experts(
+        &self,
+        stored: &str,
+        shape: [usize; 3],
+        pieces: &Pieces<'_>,
+    ) -> Result<Option<Matrix>> {
+        let Some(Ok(Element::E4M3)) = pieces.element(stored) else { return Ok(None) };
+        match self.weights(stored, pieces)? {
+            Weights { storage: Storage::Float, strategy: Strategy::Channel, .. } => {
+                Fp8::OF_ROWS.plan_experts(stored, shape, pieces)
+            }
+            _ => {
+                let problem = "holds all experts in FP8; of compressed-tensors that is supported with a scale for each row";
+                Err(pieces.problem(stored, problem))
+            }
+        }
+    }
+
+    /// The closest setting for the module with these codes; several equally close ones must be the same. Settings call it what the
+    /// file calls it.
+    fn weights(&self, codes: &str, pieces: &Pieces<'_>) -> Result<Weights> {
+        let stored = pieces.stored_name(codes);
+        let suffixes = [".weight_packed", ".weight"];
+        let module = suffixes.iter().find_map(|suffix| stored.strip_suffix(*suffix)).unwrap_or(stored);
+        if self.ignore.iter().any(|target| target.matches(module).is_some()) {
+            let problem = "is quantized, but `ignore` of the quantization_config names its module";
+            return Err(pieces.problem(codes, problem));
+        }
         let mut best = None;
         for group in &self.groups {
             let Some(closeness) = group.targets.iter().filter_map(|target| target.matches(module)).max()
@@ -139,7 +159,10 @@ impl Compressed {
                 _ => best = Some((closeness, group.weights)),
             }
         }
-        Ok(best.and_then(|(_, weights)| weights))
+        best.and_then(|(_, weights)| weights).ok_or_else(|| {
+            let problem = "is quantized, but no group of the quantization_config is for its module";
+            pieces.problem(codes, problem)
+        })
     }
 }
 

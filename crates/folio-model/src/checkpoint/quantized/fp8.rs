@@ -6,6 +6,7 @@
 //! | transformers (`fp8`), all experts in one tensor | `X` `[experts, rows, columns]` | `X_scale_inv`, likewise `[experts, ...]`; a single one for an expert's gates and for what they gate |
 //! | Meta (`fbgemm_fp8`) | `weight` `[rows, columns]` | `weight_scale`, one for each row |
 //! | transformers (`fbgemm_fp8`), all experts of Llama 4 in one tensor | `X` `[experts, columns, rows]` | `X_scale`, likewise |
+//! | llm-compressor (compressed-tensors), all experts of Granite in one tensor | `X` `[experts, rows, columns]` | `X_scale` `[experts, rows, 1]` |
 //!
 //! Despite its name `scale_inv` is multiplied (transformers, `integrations/finegrained_fp8.py`).
 
@@ -49,6 +50,8 @@ enum Scaled {
 impl Fp8 {
     /// One scale for each matrix.
     pub const OF_MATRICES: Self = Self { scaled: Scaled::Matrix };
+    /// One scale for each row.
+    pub const OF_ROWS: Self = Self { scaled: Scaled::Row };
 
     pub fn parse(options: Options<'_>) -> Result<Self> {
         const SUPPORTED: &str = "supported: FP8 weights in e4m3, with one scale or in blocks";
@@ -71,7 +74,7 @@ impl Fp8 {
     /// Of `fbgemm_fp8`: one scale for each row.
     pub fn parse_of_rows(options: Options<'_>) -> Result<Self> {
         options.only(KNOWN_OF_ROWS, "supported: FP8 weights in e4m3 with a scale for each row")?;
-        Ok(Self { scaled: Scaled::Row })
+        Ok(Self::OF_ROWS)
     }
 
     /// The matrix of a module, unless it is stored plain.
@@ -137,8 +140,9 @@ impl Fp8 {
                 (Scales { piece, row_div: rows / of_an_expert, row_stride: 1, group_stride: 0 }, cols)
             }
             Scaled::Row => {
-                let problem = "is in FP8 and not turned; that is supported with one scale or in blocks (fp8)";
-                return Err(pieces.problem(stored, problem));
+                let name = format!("{stored}_scale");
+                let piece = pieces.need(&name, Element::FLOATS, &[&[experts, rows, 1]])?;
+                (Scales { piece, row_div: 1, row_stride: 1, group_stride: 0 }, cols)
             }
         };
         let unused = pieces.unused(&format!("{stored}_activation_scale")).into_iter().collect();

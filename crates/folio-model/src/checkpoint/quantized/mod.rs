@@ -60,7 +60,7 @@ pub const TABLE: &str = "\
 |---|---|---|
 | `awq` | 4 bits with zero points, version gemm | |
 | `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
-| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; no sparsity and no transforms |
+| `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; Granite's experts also as one tensor in FP8 with a scale a row (`input_linear`, `output_linear`); no sparsity and no transforms |
 | `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | experts also as one tensor (`*_proj`, `*_proj_scale_inv`) where the unquantized model has them so |
 | `fbgemm_fp8` | e4m3 with one scale a row | Llama 4's experts as one tensor (`*_proj`, `*_proj_scale`) |
 | `modelopt` | `quant_algo` NVFP4, FP8 and MIXED_PRECISION of the two | also where only hf_quant_config.json says so |
@@ -144,7 +144,8 @@ impl Quantization {
     fn plan_experts(&self, stored: &str, shape: [usize; 3], pieces: &Pieces<'_>) -> Result<Option<Matrix>> {
         match self {
             Self::Fp8(fp8) => fp8.plan_experts(stored, shape, pieces),
-            _ => Ok(None),
+            Self::Compressed(compressed) => compressed.plan_experts(stored, shape, pieces),
+            Self::Awq(_) | Self::Gptq(_) | Self::ModelOpt | Self::Mxfp4 => Ok(None),
         }
     }
 }

@@ -131,6 +131,12 @@ impl Pieces<'_> {
         Some(Element::of(&entry.encoding))
     }
 
+    /// What the file calls `name`; itself if it is not there.
+    pub fn stored_name<'a>(&'a self, name: &'a str) -> &'a str {
+        let entry = self.index.get(name).and_then(|number| self.shards.get(*number)?.entries.get(name));
+        entry.map_or(name, |entry| entry.stored_name.as_str())
+    }
+
     pub fn problem(&self, name: &str, problem: impl Into<String>) -> ModelError {
         let shard = self.index.get(name).and_then(|number| self.shards.get(*number));
         let file = shard.map_or_else(|| self.location.to_owned(), |shard| shard.file.clone());
