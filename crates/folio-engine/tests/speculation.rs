@@ -661,6 +661,58 @@ fn drafts_of_one_tenant_do_not_slow_another() {
     assert!(behind < 1.1 * plain, "{behind} us");
 }
 
+/// Beside prompts, too, the drafts are those of the short answers: what is right of them is said while prompts are computed, and wrong ones cost
+/// next to nothing.
+#[test]
+fn beside_prompts_and_a_long_context_the_short_have_the_drafts() {
+    let device = Device { attention_us: 4, ..Device::waited_for(|rows| 4000 + 200 * rows) };
+    let long: Vec<u32> = (1_000_000..1_001_800).map(unrepeated).collect();
+    let short: [u32; 3] = [1, 2, 3];
+    // Microseconds of three rounds, and drafts of the short answers and of the long one.
+    let rounds = |right: u64, drafts: bool| {
+        let time = Arc::default();
+        let (engine, mut state) = (modelled(unrepeated, device, &time), 7);
+        // What steps take is known, and the long prompt cached.
+        (0..2).for_each(|_| drop(predicted_at_random(&engine, &time, &mut state, (2, 95, drafts))));
+        for _ in 0..2 {
+            let plain = [(&short[..], 60, None), (&short[..], 60, None), (&long[..], 40, None)];
+            ask_these(&engine, 1, &plain, &time);
+        }
+        let mut begin = 2_000_000;
+        let mut round = || {
+            let guesses = [3..243, 3..243, 1800..1840].map(|positions| guess(&mut state, positions, right));
+            let from = |guess| if drafts { with(Drafter::Ngram, guess) } else { None };
+            let prompt = |_| {
+                begin += 200;
+                (begin..begin + 200).map(unrepeated).collect::<Vec<u32>>()
+            };
+            let prompts: Vec<Vec<u32>> = (0..20).map(prompt).collect();
+            let mut requests = vec![
+                (&short[..], 240, from(&guesses[0])),
+                (&short[..], 240, from(&guesses[1])),
+                (&long[..], 40, from(&guesses[2])),
+            ];
+            requests.extend(prompts.iter().map(|prompt| (&prompt[..], 1, None)));
+            let before = time.now().0;
+            let answers = ask_these(&engine, 1, &requests, &time);
+            (time.now().0 - before, answers[0].drafts + answers[1].drafts, answers[2].drafts)
+        };
+        // It is learned how often the predictions are right.
+        for _ in 0..2 {
+            round();
+        }
+        (0..3)
+            .map(|_| round())
+            .fold((0, 0, 0), |sum, (us, short, long)| (sum.0 + us, sum.1 + short, sum.2 + long))
+    };
+    for (right, least) in [(0, 0.97), (80, 1.05), (95, 1.1)] {
+        let ((drafting, short, long), (plain, ..)) = (rounds(right, true), rounds(right, false));
+        let gain = plain as f64 / drafting as f64;
+        assert!(gain > least, "{right} % right: {gain}, {short} drafts and {long}");
+        assert!(right == 0 || short > 4 * long, "{short} drafts and {long}");
+    }
+}
+
 /// Up to 36 rows come for the price of one: 32 sequences have the four drafts by turns, and not the first 94 and the last those it is tried with.
 #[test]
 fn where_not_all_get_drafts_all_get_on() {

@@ -87,6 +87,8 @@ pub struct SimBackend {
     chooser: Option<Chooser>,
     /// What it is not to be asked is a panic: whoever asked would go on without it.
     strict: bool,
+    /// Behind one in four contexts its logits are others.
+    errs: bool,
 }
 
 impl SimBackend {
@@ -108,6 +110,7 @@ impl SimBackend {
             max_logit_rows,
             chooser: None,
             strict: false,
+            errs: false,
         };
         let (blocks, block_tokens) = (blocks as u32, block_tokens as u32);
         let first =
@@ -139,6 +142,12 @@ impl SimBackend {
     /// Of which nothing wrong is asked.
     pub fn strict(mut self) -> Self {
         self.strict = true;
+        self
+    }
+
+    /// Whose logits are now and then those of another context. What it writes is the same.
+    pub fn erring(mut self) -> Self {
+        self.errs = true;
         self
     }
 
@@ -299,7 +308,8 @@ impl SimBackend {
                 let position = span.first_position + row - span.first_row;
                 context = step.row(span, context, batch.tokens[row as usize], position)?;
                 if wanted.next_if_eq(&row).is_some() {
-                    logits(context, self.vocab, &mut self.logits);
+                    let errs = self.errs && mix(context ^ 0xe445).is_multiple_of(4);
+                    logits(if errs { !context } else { context }, self.vocab, &mut self.logits);
                 }
                 if wanted_hidden.next_if_eq(&row).is_some() {
                     self.hidden[row as usize] = hidden(context);
@@ -385,24 +395,24 @@ impl Step<'_> {
         Ok(extend(context, self.needed(span, 0, position)?))
     }
 
-    /// Writes what optional groups have of a position, and reads all that they should have.
+    /// Reads all that optional groups should have before a position, and writes what they have of it: a state over the one before.
     fn optional(&mut self, span: &Span, position: u32) -> Result<(), BackendError> {
         for group in 1..self.groups.len() {
             let config = self.groups[group].config;
             if !config.optional {
                 continue;
             }
-            let value = optional_value(self.needed(span, 0, position)?, group);
-            self.write(span, group, position, value)?;
             let reach = config.layout.reach().unwrap_or(u32::MAX);
-            for position in (position + 1).saturating_sub(reach)..=position {
-                let wanted = optional_value(self.needed(span, 0, position)?, group);
-                if self.read(span, group, position)?.is_some_and(|value| value != wanted) {
+            for before in (position + 1).saturating_sub(reach)..position {
+                let wanted = optional_value(self.needed(span, 0, before)?, group);
+                if self.read(span, group, before)?.is_some_and(|value| value != wanted) {
                     return Err(BackendError::Device(format!(
-                        "group {group}, which is optional: position {position} holds something else"
+                        "group {group}, which is optional: position {before} holds something else"
                     )));
                 }
             }
+            let value = optional_value(self.needed(span, 0, position)?, group);
+            self.write(span, group, position, value)?;
         }
         Ok(())
     }

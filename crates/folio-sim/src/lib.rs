@@ -8,6 +8,7 @@
 
 pub mod backend;
 pub mod cost;
+mod drafter_checks;
 pub mod head;
 pub mod keeping;
 pub mod machine;

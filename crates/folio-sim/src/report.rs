@@ -5,6 +5,21 @@
 use folio_engine::{PerReason, PrefetchCounts, Scheduler, WaitingFor};
 use folio_kv::CacheStats;
 
+/// What a draft model did that has states or windows beside K and V of all positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrafterCounts {
+    /// Times that it went on from a state; of those, for a sequence that it had computed nothing of, from the state behind a draft that was right,
+    /// and from before what it had computed.
+    pub states: u64,
+    pub others_states: u64,
+    pub drafts_states: u64,
+    pub taken_back: u64,
+    /// Times that it went on where it has a window.
+    pub windows: u64,
+    /// Full blocks of any of its groups that are found at the end.
+    pub found_blocks: u64,
+}
+
 /// What happened in a run, for statistics over many of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunReport {
@@ -75,6 +90,7 @@ pub struct RunReport {
     pub with_optional: u64,
     /// Drafts of a model that is the same as the one that chooses, all of them right.
     pub right_drafts: u64,
+    pub drafter: DrafterCounts,
     pub window_evictions: u64,
     pub window_miss_tokens: u64,
     pub forks: u64,
@@ -184,6 +200,12 @@ impl RunReport {
         self.with_states += other.with_states;
         self.with_optional += other.with_optional;
         self.right_drafts += other.right_drafts;
+        self.drafter.states += other.drafter.states;
+        self.drafter.others_states += other.drafter.others_states;
+        self.drafter.drafts_states += other.drafter.drafts_states;
+        self.drafter.taken_back += other.drafter.taken_back;
+        self.drafter.windows += other.drafter.windows;
+        self.drafter.found_blocks += other.drafter.found_blocks;
         self.window_evictions += other.window_evictions;
         self.window_miss_tokens += other.window_miss_tokens;
         self.forks += other.forks;

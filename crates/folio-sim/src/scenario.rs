@@ -89,8 +89,10 @@ pub struct Scenario {
     pub events_most: usize,
     /// Virtual time, for masks that are late.
     pub clock: Arc<AtomicU64>,
-    /// The last of the groups is a drafter's, a model that the executor has; some requests want it.
-    pub drafter: bool,
+    /// The executor has a drafter, which some requests want: what it has beside K and V of all positions, as it computes with it. Of a draft
+    /// model that may be windows and states, optional where its drafts do not depend on them; of a head it is nothing. As many of `groups`, and
+    /// one more, are the drafter's: the last.
+    pub drafter: Option<Vec<GroupConfig>>,
     /// Some sequences come with drafts, of which so many in a hundred are right; 0: none.
     pub drafts: u64,
     /// The engine's process dies before this step of the simulation.
@@ -150,12 +152,34 @@ impl Scenario {
 
     /// Whether its drafter is a head, which reads features.
     pub fn has_head(&self) -> bool {
-        self.drafter && self.seed % 2 == 1
+        self.drafter.is_some() && is_head(self.seed)
+    }
+
+    /// Tokens that its draft model knows: in some worlds not all.
+    pub fn drafter_vocab(&self) -> u32 {
+        if self.seed.is_multiple_of(5) { self.vocab - 6 } else { self.vocab }
+    }
+
+    /// Whether its draft model now and then says something else than what it computes, so that any number of its drafts may be right.
+    pub fn drafter_errs(&self) -> bool {
+        self.seed / 4 % 2 == 1
+    }
+
+    /// Whether its drafter would choose what the model chooses.
+    pub fn drafter_is_right(&self) -> bool {
+        let needed = |groups: &[GroupConfig]| -> Vec<(usize, Layout)> {
+            let needed = groups.iter().enumerate().filter(|(_, group)| !group.optional);
+            needed.map(|(at, group)| (at, group.layout)).collect()
+        };
+        let says_less = self.drafter_vocab() < self.vocab || (self.drafter_errs() && !self.has_head());
+        let layers = self.drafter.as_ref().filter(|_| !says_less);
+        layers.is_some_and(|layers| needed(layers) == needed(self.model_groups()))
     }
 
     /// Of the model itself, but for group 0.
     pub fn model_groups(&self) -> &[GroupConfig] {
-        &self.groups[..self.groups.len() - usize::from(self.drafter)]
+        let own = self.drafter.as_ref().map_or(0, |layers| 1 + layers.len());
+        &self.groups[..self.groups.len() - own]
     }
 
     /// The world of `seed`.
@@ -211,13 +235,18 @@ impl Scenario {
         restrict(&mut Rng::new(seed ^ 0x1a7e), &mut clients, !seed.is_multiple_of(3), &clock);
         let groups = groups(&mut Rng::new(seed ^ 0x3147), &config, &cache, largest);
         let mut groups = other_layouts(&mut Rng::new(seed ^ 0x57a7), groups);
-        let drafter = (samples || depth == 1)
-            && drafter(&mut Rng::new(seed ^ 0xd4a7), &cache, &mut groups, &mut clients);
+        let drafter = match samples || depth == 1 {
+            true => drafter(seed, &config, &cache, &mut groups, &mut clients),
+            false => None,
+        };
+        // Worlds of draft models are those of even seeds.
+        let is_layered = drafter.as_ref().is_some_and(|layers| !layers.is_empty());
+        let preempts = seed % 4 == if is_layered { 2 } else { 1 };
         let beside = &mut Rng::new(seed ^ 0x1ea5);
         adapters(&mut Rng::new(seed ^ 0xada9), &mut clients, config.max_adapters);
         let crashing = &mut Rng::new(seed ^ 0xc4a5);
         Self {
-            preempts_one_in: if seed % 4 == 1 && !config.guarantee_completion { 4 + seed % 37 } else { 0 },
+            preempts_one_in: if preempts && !config.guarantee_completion { 4 + seed % 37 } else { 0 },
             pins: keeping::limits(keeping, blocks, largest.div_ceil(block_tokens)),
             groups,
             quotas: quotas(&mut Rng::new(seed ^ 0x90ab), &cache, largest),
@@ -280,19 +309,36 @@ fn overlap(rng: &mut Rng, clients: &mut [Client]) -> (bool, usize, usize) {
     (samples, depth, lag)
 }
 
-/// In a third of the worlds the executor has a model for drafts, and half of the requests want it; its pool may be too small.
+/// Whether the drafter of a seed's world, if it has one, is a head.
+fn is_head(seed: u64) -> bool {
+    seed % 2 == 1
+}
+
+/// In a third of the worlds the executor has a model for drafts, and half of the requests want it; its pools may be too small. See
+/// [`Scenario::drafter`].
 fn drafter(
-    rng: &mut Rng,
+    seed: u64,
+    config: &SchedulerConfig,
     cache: &CacheConfig,
     groups: &mut Vec<GroupConfig>,
     clients: &mut [Client],
-) -> bool {
+) -> Option<Vec<GroupConfig>> {
+    let rng = &mut Rng::new(seed ^ 0xd4a7);
     if !rng.one_in(3) {
-        return false;
+        return None;
     }
-    groups.truncate(folio_kv::MAX_GROUPS - 2);
+    let layers = match is_head(seed) {
+        true => Vec::new(),
+        false => layers(&mut Rng::new(seed ^ 0x1a4e), config, cache, groups),
+    };
+    groups.truncate(folio_kv::MAX_GROUPS - 2 - layers.len());
     let blocks = if rng.one_in(2) { cache.blocks } else { rng.range(1, cache.blocks.into()) as u32 };
     groups.push(GroupConfig { blocks, optional: true, ..cache.first_group() });
+    groups.extend(layers.iter().map(|layer| {
+        // What lies behind a window is kept.
+        let layout = if layer.layout == Layout::State { Layout::State } else { Layout::Paged };
+        GroupConfig { layout, optional: true, ..*layer }
+    }));
     for Client { request, .. } in clients {
         if rng.one_in(2) {
             continue;
@@ -300,7 +346,35 @@ fn drafter(
         let most = *rng.pick(&[1, 3, DRAFTS_MAX]);
         request.speculation = Some(Speculation::new(Drafter::Model, most, &request.prompt, &[]));
     }
-    true
+    Some(layers)
+}
+
+/// What a draft model has beside K and V of all positions: nothing, states, a window or both, none of which its drafts depend on, or what the
+/// model has. Blocks of states are enough for everybody, or few.
+fn layers(
+    rng: &mut Rng,
+    config: &SchedulerConfig,
+    cache: &CacheConfig,
+    groups: &mut Vec<GroupConfig>,
+) -> Vec<GroupConfig> {
+    let layer = |rng: &mut Rng, layout: Layout| {
+        let block_tokens = cache.block_tokens * *rng.pick(&[1, 1, 2, 3, 4]);
+        let most = cache.blocks + (1 + DRAFTS_MAX) * config.max_num_seqs;
+        let blocks = if rng.one_in(2) { most } else { rng.skewed(1, most.into()) as u32 };
+        GroupConfig { layout, blocks, block_tokens, bytes_per_block: 256, optional: true }
+    };
+    let window = Layout::Window { tokens: rng.skewed(1, u64::from(config.max_model_len)) as u32 };
+    match rng.range(0, 7) {
+        0 => Vec::new(),
+        1 | 2 => vec![layer(rng, Layout::State)],
+        3 => vec![layer(rng, window)],
+        4 | 5 => vec![layer(rng, Layout::State), layer(rng, window)],
+        _ => {
+            groups.truncate(1);
+            let needed = groups.iter().filter(|group| !group.optional);
+            needed.map(|group| GroupConfig { optional: false, ..layer(rng, group.layout) }).collect()
+        }
+    }
 }
 
 /// Two of three requests name one of three adapters where any is served.

@@ -31,11 +31,29 @@ const OUTSIDE: [WaitingFor; 3] = [WaitingFor::TierLoad, WaitingFor::RemotePrefil
 /// Turns without a step, longer than anybody waits for anything, after which nobody can go on without the slots of a load that never reports.
 const LOST_TURNS: u32 = 1000;
 
-/// Runs the world of `seed` to its end. The error says what went wrong and how to see it again.
+/// Runs the world of `seed` to its end. The error says what went wrong and how to see it again; where something panics, that is printed.
 pub fn run_seed(seed: u64) -> Result<RunReport, String> {
-    Simulator::new(Scenario::from_seed(seed)).run().map_err(|what| {
-        format!("seed {seed}: {what}\nreproduce: FOLIO_SIM_SEED={seed} cargo test -p folio-sim one_seed -- --nocapture")
-    })
+    let named = NamedRun(seed);
+    let ended = Simulator::new(Scenario::from_seed(seed)).run();
+    ended.map_err(|what| format!("seed {seed}: {what}\n{}", named.reproduce()))
+}
+
+/// A run whose seed is told where it panics.
+struct NamedRun(u64);
+
+impl NamedRun {
+    fn reproduce(&self) -> String {
+        let seed = self.0;
+        format!("reproduce: FOLIO_SIM_SEED={seed} cargo test -p folio-sim one_seed -- --nocapture")
+    }
+}
+
+impl Drop for NamedRun {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.reproduce());
+        }
+    }
 }
 
 /// An empty cache, and who records its events.
@@ -150,13 +168,16 @@ impl Simulator {
             self.step()?;
         }
         self.check_end()?;
+        self.check_found()?;
         self.report.requests = self.streams.len() as u64;
         self.report.behind_failures = self.world.behind_failures;
         self.report.right_drafts = self.world.right_drafts;
         self.report.collect(&self.scheduler, &self.cache.stats());
-        let any = |has: fn(&GroupConfig) -> bool| u64::from(self.world.scenario.groups.iter().any(has));
-        self.report.with_states = any(|group| group.layout == Layout::State);
-        self.report.with_optional = any(|group| group.optional);
+        self.report.drafter = self.world.drafter.as_ref().map(|drafter| drafter.counts).unwrap_or_default();
+        let scenario = &self.world.scenario;
+        let any = |groups: &[GroupConfig], has: fn(&GroupConfig) -> bool| u64::from(groups.iter().any(has));
+        self.report.with_states = any(scenario.model_groups(), |group| group.layout == Layout::State);
+        self.report.with_optional = any(&scenario.groups, |group| group.optional);
         Ok(self.report)
     }
 
@@ -515,6 +536,24 @@ impl Simulator {
             }
         }
         self.report.declared_blocks += declared_blocks;
+        Ok(())
+    }
+
+    /// Whatever is found of a draft model's groups is what it computed of those tokens, be it that nobody went on from it.
+    fn check_found(&mut self) -> Result<(), String> {
+        let Some(drafter) = &mut self.world.drafter else { return Ok(()) };
+        for stream in &self.streams {
+            let request = &stream.client.request;
+            for said in &stream.tokens {
+                let mut tokens = request.prompt.to_vec();
+                tokens.extend(said.iter().map(|(token, _)| *token));
+                let hashes = BlockHashes::new(&request.root, &tokens, self.cache.config().block_tokens);
+                let table = self.cache.attach(hashes, &tokens, tokens.len() as u32, &mut Vec::new());
+                let found = drafter.check_found(&table, &tokens, &self.world.scenario);
+                self.cache.release(table, &tokens);
+                found.map_err(|what| format!("found of {:?}: {what}", request.id))?;
+            }
+        }
         Ok(())
     }
 

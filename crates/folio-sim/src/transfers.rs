@@ -643,7 +643,7 @@ impl Transfers {
 }
 
 /// What full block `index` of a group holds, of what the group holds at every position.
-fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
+pub(crate) fn content_of(config: &GroupConfig, contents: &[u64], index: u32) -> Vec<u64> {
     let end = ((index + 1) * config.block_tokens) as usize;
     contents[end - block_cells(config)..end].to_vec()
 }

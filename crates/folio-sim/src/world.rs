@@ -10,11 +10,12 @@ use folio_engine::{
     AdapterId, AdapterOrder, AdapterReport, DrafterModel, DraftingExecutor, Executor, Micros, ModelExecutor,
     Reads, Scheduler, StepDriver, TransferOrder,
 };
-use folio_kv::{CacheConfig, KvCache, TenantId};
+use folio_kv::{CacheConfig, GroupConfig, KvCache, TenantId};
 use folio_model::backend::Backend;
 
 use crate::backend::{FEATURES, SimBackend};
 use crate::cost::{CostModel, StepTime};
+use crate::drafter_checks::DrafterChecks;
 use crate::head::HeadBackend;
 use crate::pipeline::Pipeline;
 use crate::plan_checks::{check_drafts, check_plan};
@@ -55,6 +56,8 @@ pub(crate) struct World {
     pub behind_failures: u64,
     /// Of drafts of a model that is the same.
     pub right_drafts: u64,
+    /// Of a draft model.
+    pub drafter: Option<DrafterChecks>,
     /// The first thing that was wrong.
     pub wrong: Result<(), String>,
     pub trace: bool,
@@ -73,10 +76,13 @@ impl World {
         let backend = if scenario.samples { backend.with_sampling() } else { backend };
         let transfers = Transfers::new(backend.memory(), &scenario);
         let executor = ModelExecutor::new(Box::new(backend), vocab as usize, rows, max_logit_rows);
-        let executor: Box<dyn Executor> = match scenario.samples {
-            _ if scenario.drafter => Box::new(with_drafter(executor, &scenario)),
-            true => Box::new(executor),
-            false => Box::new(Pipeline::new(executor, scenario.depth, scenario.lag)),
+        let (executor, drafter): (Box<dyn Executor>, _) = match (&scenario.drafter, scenario.samples) {
+            (Some(layers), _) => {
+                let (executor, checks) = with_drafter(executor, &scenario, layers);
+                (Box::new(executor), checks)
+            }
+            (None, true) => (Box::new(executor), None),
+            (None, false) => (Box::new(Pipeline::new(executor, scenario.depth, scenario.lag)), None),
         };
         let pools = cache.pools();
         Self {
@@ -94,6 +100,7 @@ impl World {
             finished: None,
             behind_failures: 0,
             right_drafts: 0,
+            drafter,
             wrong: Ok(()),
             trace: false,
             transfers,
@@ -111,18 +118,26 @@ impl World {
         (self.rng, self.reading, self.trace) = (before.rng, before.reading, before.trace);
         (self.now, self.steps) = (before.now, before.steps);
         (self.behind_failures, self.right_drafts) = (before.behind_failures, before.right_drafts);
+        if let (Some(drafter), Some(before)) = (&mut self.drafter, before.drafter) {
+            drafter.counts = before.counts;
+        }
         self.transfers.restart(before.transfers, crashing, report);
     }
 }
 
-/// With a model that is the same but for its groups, or in some worlds for its vocabulary; in others with a head.
-fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor<ModelExecutor, ModelExecutor> {
+/// With a model that is the same but for its groups, or in some worlds for its vocabulary or what it says; in others with a head.
+fn with_drafter(
+    model: ModelExecutor,
+    scenario: &Scenario,
+    layers: &[GroupConfig],
+) -> (DraftingExecutor<ModelExecutor, ModelExecutor>, Option<DrafterChecks>) {
     let Scenario { cache, vocab, max_rows, max_logit_rows, groups, .. } = scenario;
-    let (group, blocks) = (groups.len(), groups.last().map_or(0, |group| group.blocks));
-    let (blocks, block_tokens) = (blocks as usize, cache.block_tokens as usize);
+    let before = scenario.model_groups().len();
+    let (group, blocks) = (1 + before, groups[before].blocks as usize);
+    let block_tokens = cache.block_tokens as usize;
     let as_drafter = |positions, reads| DrafterModel {
         group,
-        groups: 1,
+        groups: 1 + layers.len(),
         block_tokens: cache.block_tokens,
         positions,
         reads,
@@ -134,15 +149,19 @@ fn with_drafter(model: ModelExecutor, scenario: &Scenario) -> DraftingExecutor<M
     if scenario.has_head() {
         let backend = HeadBackend::new(*vocab as usize, blocks, block_tokens, *max_rows).strict();
         let as_head = as_drafter(u32::MAX, Reads::Features { width: FEATURES });
-        return DraftingExecutor::new(model, executor(Box::new(backend), *vocab), as_head, *vocab);
+        return (DraftingExecutor::new(model, executor(Box::new(backend), *vocab), as_head, *vocab), None);
     }
-    let vocab = if scenario.seed.is_multiple_of(5) { vocab - 6 } else { *vocab };
-    let backend = SimBackend::new(vocab as usize, blocks, block_tokens, *max_rows, *max_logit_rows).strict();
+    let vocab = scenario.drafter_vocab();
+    let backend = SimBackend::new(vocab as usize, blocks, block_tokens, *max_rows, *max_logit_rows)
+        .with_groups(layers)
+        .strict();
     let backend = if scenario.samples { backend.with_sampling() } else { backend };
+    let backend = if scenario.drafter_errs() { backend.erring() } else { backend };
+    let checks = DrafterChecks::new(backend.memory());
     // A context that it cannot see to its end, now and then.
     let positions = if scenario.seed.is_multiple_of(7) { 60 } else { u32::MAX };
     let as_model = as_drafter(positions, Reads::Tokens);
-    DraftingExecutor::new(model, executor(Box::new(backend), vocab), as_model, vocab)
+    (DraftingExecutor::new(model, executor(Box::new(backend), vocab), as_model, vocab), Some(checks))
 }
 
 impl StepDriver for World {
@@ -157,11 +176,15 @@ impl StepDriver for World {
         let fails = self.scenario.fails_one_in > 0 && self.rng.one_in(self.scenario.fails_one_in);
         // What follows a step needs its tokens, so one that others may follow is computed.
         let fails = fails.then(|| self.rng.one_in(2) && self.scenario.depth == 1);
-        if fails != Some(true)
-            && let Err(error) = self.executor.begin(plan)
-            && self.wrong.is_ok()
-        {
-            self.wrong = Err(error.to_string());
+        if fails != Some(true) {
+            let begun = self.executor.begin(plan).map_err(|error| error.to_string());
+            let checked = match (&mut self.drafter, begun) {
+                (Some(drafter), Ok(())) => drafter.check(plan, scheduler, &self.scenario),
+                (_, begun) => begun,
+            };
+            if self.wrong.is_ok() {
+                self.wrong = checked;
+            }
         }
         self.flights.push_back(Flight { plan: plan.clone(), planned: (self.steps, self.now), fails });
     }

@@ -150,6 +150,12 @@ impl Scheduler {
         })
     }
 
+    /// All known tokens of a sequence; none where it has ended.
+    pub fn known_tokens(&self, id: SequenceId) -> &[u32] {
+        let sequence = self.sequences.iter().find(|sequence| sequence.id() == id);
+        sequence.map_or(&[], |sequence| sequence.tokens.as_slice())
+    }
+
     /// Running sequences that lack one token and are part of no unfinished step: each belongs into the next plan, unless it is
     /// cancelled or preempted. (With a reservation a stall of a step is possible.)
     pub fn one_token_short(&self) -> impl Iterator<Item = SequenceId> {
