@@ -11,12 +11,14 @@
 #![forbid(unsafe_code)]
 
 mod added;
+mod charsmap;
 mod decoder;
 mod detokenizer;
 mod error;
 mod gguf;
 mod grammar;
 mod library;
+mod normalizer;
 mod pieces;
 mod prompt;
 mod reasoning;

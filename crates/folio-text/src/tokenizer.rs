@@ -15,7 +15,7 @@ use crate::decoder::{DecodeKind, Plan, TokenBytes, verbatim_table};
 use crate::detokenizer::{DetokenizeOptions, Detokenizer};
 use crate::error::TextError;
 use crate::gguf;
-use crate::library::Library;
+use crate::library::{Library, check_normalizer};
 use crate::pieces::Pieces;
 use crate::prompt::Prompt;
 use crate::sentencepiece::{self, BesideModel};
@@ -125,6 +125,7 @@ impl Tokenizer {
     fn build(json: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
         let bad = |reason: String| TextError::BadTokenizer { file: "tokenizer.json".into(), reason };
         let spec: TokenizerSpec = serde_json::from_slice(json).map_err(|e| bad(e.to_string()))?;
+        check_normalizer(&spec.normalizer).map_err(bad)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| bad(e.to_string()))?;
         for token in &spec.added_tokens {
             // The library renumbers added tokens that leave a gap; the model would then see the wrong ids.
@@ -374,6 +375,8 @@ impl Tokenizer {
 /// The parts of tokenizer.json that are read here and not by the library.
 #[derive(serde::Deserialize)]
 struct TokenizerSpec {
+    #[serde(default)]
+    normalizer: Value,
     #[serde(default)]
     decoder: Value,
     #[serde(default)]

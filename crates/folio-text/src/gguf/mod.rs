@@ -19,6 +19,7 @@ use tokenizers::{AddedToken, Tokenizer as Library};
 
 use crate::added::{Added, AddedTokens};
 use crate::error::TextError;
+use crate::normalizer::Normalizer;
 use crate::pieces::{Pieces, PiecesParts, SpacePrefix};
 use crate::tokenizer::{Encoder, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts};
 
@@ -159,6 +160,7 @@ fn scored(vocabulary: &Vocabulary<'_>) -> Result<Pieces, String> {
         unk: vocabulary.ids.unk,
         byte_fallback: true,
         added: scored_added(vocabulary)?,
+        normalizer: Normalizer::IDENTITY,
         prefix,
     }))
 }
