@@ -230,7 +230,7 @@ fn a_damaged_charsmap_is_refused_by_what_is_wrong() {
     names(&[6, 0, 0, 0, 1, 2, 3, 4, 5, 6], &["6 bytes", "multiple of 4"]);
     names(&[0xFF; 12], &["8 that are left"]);
     names(&[4, 0, 0, 0, 0, 0, 0, 0], &["1 units", "points to 0"]);
-    names(&vec![0; (4 << 20) + 1], &["4194305 bytes"]);
+    names(&vec![0u8; (4 << 20) + 1], &["4194305 bytes"]);
     // Its units: the root, that of "a", and where what is written for "a" begins.
     let sound = charsmap(&[("a", "é")]);
     let (root, node, leaf) = (0, 256 ^ 97, 512);
