@@ -22,6 +22,7 @@ use crate::error::TextError;
 use crate::normalizer::Normalizer;
 use crate::pieces::{Pieces, PiecesParts, SpacePrefix};
 use crate::tokenizer::{Encoder, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts};
+pub(crate) use pre::KIMI;
 
 /// Builds the tokenizer of a vocabulary; `file` is for messages.
 pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Tokenizer, TextError> {
