@@ -1,7 +1,7 @@
 //! tiktoken.model, a list of tokens and their ranks, as a tokenizer of the library.
 //!
 //! Owns: what such a list leaves out. How texts are cut into words, and which tokens are special, says the code of the class that reads it. Known
-//! is Moonshot's `TikTokenTokenizer` (Kimi K2, Moonlight): behind the list's tokens are 258 that are found in a text before anything else, by the
+//! is Moonshot's `TikTokenTokenizer` (Kimi K2, Moonlight): behind the list's tokens are 256 that are found in a text before anything else, by the
 //! names that tokenizer_config.json has for them. Must never: guess for another class.
 //!
 //! Cost: one pass over the list, besides that of [`ranks`].
@@ -19,7 +19,8 @@ use crate::tokenizer::{Object, token_content};
 
 /// Kimi's has 163,584.
 const TOKENS_MAX: usize = 1 << 20;
-const SPECIAL_TOKENS: u32 = 258;
+/// The class makes two more, which are none of the models'.
+const SPECIAL_TOKENS: u32 = 256;
 /// As `auto_map` names the class.
 const CLASSES: [&str; 2] = ["tokenization_kimi.TikTokenTokenizer", "tokenization_moonshot.TikTokenTokenizer"];
 

@@ -52,8 +52,8 @@ fn words_and_special_tokens_are_those_of_the_class() {
     assert_eq!(ids(&tokenizer, "ab<|im_end|><|tool_call_begin|>"), [256, 262, 264]);
     assert_eq!(tokenizer.decode(&[260, 256, 262, 263, 264, 257], true), "ab<|tool_call_begin|>中文");
     assert_eq!(tokenizer.special_ids().collect::<Vec<_>>(), [260, 261, 262, 263]);
-    assert_eq!(tokenizer.token_id("<|reserved_token_517|>"), Some(517));
-    assert_eq!(tokenizer.vocab_size(), 518);
+    assert_eq!(tokenizer.token_id("<|reserved_token_515|>"), Some(515));
+    assert_eq!(tokenizer.vocab_size(), 516);
     let special = tokenizer.special_tokens();
     let roles = [&special.bos, &special.eos].map(|token| token.as_ref().map(|token| token.id));
     assert_eq!(roles, [Some(260), Some(262)]);
@@ -101,10 +101,10 @@ fn what_is_no_such_file_is_refused_by_a_sentence() {
     refused(&format!("{sound}YWI= 261\n"), &config(), "entry 260 has the rank \"261\"");
     refused(&format!("{sound}YWI="), &config(), "entry 260 has the rank \"\"");
     refused(&format!("{sound}? 260"), &config(), "of rank 260 is no base64");
-    for id in ["259", "518", "-1", "x"] {
+    for id in ["259", "516", "-1", "x"] {
         let mut config = config();
         config["added_tokens_decoder"][id] = json!({"content": "<x>"});
-        refused(&sound, &config, &format!("for the id {id:?}, expected a `content` for one of 260 to 517"));
+        refused(&sound, &config, &format!("for the id {id:?}, expected a `content` for one of 260 to 515"));
     }
     refused(&sound, &with(|config| config["added_tokens_decoder"]["265"] = json!({})), "for the id \"265\"");
     let named = |text: &str| {
