@@ -7,9 +7,9 @@ pub enum TextError {
     #[error("cannot read {path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error(
-        "{folder} has no tokenizer.json, tekken.json or tokenizer.model{hint}; convert the tokenizer with transformers' `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+        "{folder} has no tokenizer.json, tekken.json, tokenizer.model or tiktoken.model; convert the tokenizer with transformers' `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
     )]
-    NoTokenizer { folder: PathBuf, hint: &'static str },
+    NoTokenizer { folder: PathBuf },
     #[error("{file} is not a tokenizer this version understands: {reason}")]
     BadTokenizer { file: String, reason: String },
     #[error("{file} is not valid JSON of the expected shape: {reason}")]

@@ -11,19 +11,23 @@
 #![forbid(unsafe_code)]
 
 mod added;
+mod charsmap;
 mod decoder;
 mod detokenizer;
 mod error;
 mod gguf;
 mod grammar;
 mod library;
+mod normalizer;
 mod pieces;
 mod prompt;
+mod ranks;
 mod reasoning;
 mod sentencepiece;
 mod stop;
 mod tekken;
 mod template;
+mod tiktoken;
 mod token_cache;
 mod tokenizer;
 mod tools;

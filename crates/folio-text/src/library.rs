@@ -10,6 +10,9 @@
 
 use std::ops::Range;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::Value;
 use tokenizers::normalizer::Range as NormalizedRange;
 use tokenizers::pre_tokenizers::split::Split;
 use tokenizers::{
@@ -18,6 +21,7 @@ use tokenizers::{
 };
 
 use crate::added::{Added, AddedTokens, FoundToken, parts};
+use crate::charsmap::Charsmap;
 use crate::decoder::byte_alphabet;
 use crate::token_cache::Part;
 use crate::tokenizer::TOKENIZE_STEPS;
@@ -43,6 +47,30 @@ struct Words {
     cuts: Vec<Split>,
     /// The character that stands for a byte.
     alphabet: [char; 256],
+}
+
+/// Of a tokenizer.json's `normalizer` what the library would panic on, when it reads the file or a text. An error is a sentence about the file.
+pub(crate) fn check_normalizer(normalizer: &Value) -> std::result::Result<(), String> {
+    match normalizer {
+        Value::Array(values) => values.iter().try_for_each(check_normalizer),
+        Value::Object(fields) => {
+            match fields.get("type") {
+                Some(Value::String(kind)) if kind == "Precompiled" => {
+                    let map = fields.get("precompiled_charsmap").and_then(Value::as_str);
+                    check_charsmap(map).map_err(|what| format!("its `precompiled_charsmap` {what}"))?;
+                }
+                None | Some(Value::String(_)) => {}
+                Some(_) => return Err("a `type` in its `normalizer` is no text".to_owned()),
+            }
+            fields.values().try_for_each(check_normalizer)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_charsmap(base64: Option<&str>) -> std::result::Result<(), String> {
+    let map = base64.and_then(|map| BASE64.decode(map).ok()).ok_or("is no text in base64")?;
+    Charsmap::read(&map).map(drop)
 }
 
 impl Library {

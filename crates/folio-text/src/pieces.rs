@@ -14,6 +14,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 
 use crate::added::{AddedTokens, parts};
+use crate::normalizer::{Normalizer, Start};
 use crate::token_cache::Part;
 use crate::unigram::Unigram;
 use crate::work;
@@ -49,6 +50,8 @@ pub(crate) struct PiecesParts {
     /// Whether neighbours that are no tokens are one `<unk>`.
     pub fuses_unk: bool,
     pub added: AddedTokens,
+    /// Of each part between added tokens, by itself.
+    pub normalizer: Normalizer,
     pub prefix: SpacePrefix,
 }
 
@@ -94,21 +97,7 @@ impl Pieces {
 
     /// The part of `text` in `range`, which is no added token.
     pub(crate) fn encode_part(&self, text: &str, range: Range<usize>, out: &mut Vec<u32>) {
-        let prefixed = match self.parts.prefix {
-            SpacePrefix::Never => false,
-            SpacePrefix::First => range.start == 0,
-            SpacePrefix::Always => true,
-        };
-        let text = &text[range];
-        work::add(text.len());
-        let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE.len());
-        if prefixed {
-            escaped.push_str(SPACE);
-        }
-        escaped.extend(text.split_inclusive(' ').flat_map(|word| match word.strip_suffix(' ') {
-            Some(word) => [word, SPACE],
-            None => [word, ""],
-        }));
+        let escaped = self.normalized(&text[range.clone()], range.start == 0);
         let from = out.len();
         if let Some(unigram) = &self.parts.unigram {
             for (range, id) in unigram.best(&self.parts.tokens, &self.parts.scores, &escaped) {
@@ -123,6 +112,22 @@ impl Pieces {
         merging.run();
         for symbol in merging.symbols.iter().filter(|symbol| symbol.end > symbol.start) {
             self.push_used(&escaped[symbol.start..symbol.end], &merging.halves, from, out);
+        }
+    }
+
+    fn normalized(&self, part: &str, is_first: bool) -> String {
+        work::add(part.len());
+        let normalizer = &self.parts.normalizer;
+        match self.parts.prefix {
+            SpacePrefix::Never => normalizer.normalize(part, Start::AsItIs),
+            SpacePrefix::Always => normalizer.normalize(part, Start::Prefixed),
+            // As transformers: the prefix is normalized with the text, and a part that begins with a space keeps one.
+            SpacePrefix::First => {
+                let prefix = if is_first { SPACE } else { "" };
+                let part = format!("{prefix}{}", part.replace(SPACE, " "));
+                let has_space = part.starts_with(SPACE) || part.starts_with(' ');
+                normalizer.normalize(&part, if has_space { Start::Continued } else { Start::AsItIs })
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! The tokenizer of a checkpoint: text to ids, ids to bytes, and which ids are special.
 //!
-//! Owns: tokenizer.json and what tokenizer_config.json says about it (tekken.json is read by `tekken`, tokenizer.model by `sentencepiece`, vocabularies of GGUF files by `gguf`). Must
+//! Owns: tokenizer.json and what tokenizer_config.json says about it (tekken.json is read by `tekken`, tokenizer.model by `sentencepiece`, tiktoken.model by `tiktoken`, vocabularies of GGUF files by `gguf`). Must
 //! never: truncate or pad (a file that asks for it is overruled: limits are the caller's and are errors, not silence).
 //!
 //! Cost: loading reads the vocabulary once; [`Tokenizer::token_bytes`] is an index into a table.
@@ -15,11 +15,12 @@ use crate::decoder::{DecodeKind, Plan, TokenBytes, verbatim_table};
 use crate::detokenizer::{DetokenizeOptions, Detokenizer};
 use crate::error::TextError;
 use crate::gguf;
-use crate::library::Library;
+use crate::library::{Library, check_normalizer};
 use crate::pieces::Pieces;
 use crate::prompt::Prompt;
 use crate::sentencepiece::{self, BesideModel};
 use crate::tekken;
+use crate::tiktoken;
 use crate::token_cache::{self, Part, TokenCache};
 
 /// A token with a role, as tokenizer_config.json names it.
@@ -86,7 +87,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, or if there is none `tekken.json`, or if there is neither `tokenizer.model`; and where present
+    /// Reads the first that is there of `tokenizer.json`, `tekken.json`, `tokenizer.model` and `tiktoken.model`; and where present
     /// `tokenizer_config.json`, `special_tokens_map.json`, and beside a `tokenizer.model` `added_tokens.json`.
     pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
         let side = |name: &str| read_optional(&folder.join(name));
@@ -106,12 +107,10 @@ impl Tokenizer {
             };
             return Self::from_sentencepiece(&model, beside);
         }
-        let hint = if folder.join("tiktoken.model").exists() {
-            " (only a tiktoken.model, which does not say how texts are cut into words)"
-        } else {
-            ""
-        };
-        Err(TextError::NoTokenizer { folder: folder.to_owned(), hint })
+        if let Some(list) = side(TIKTOKEN)? {
+            return Self::build_tiktoken(&list, config.as_deref(), map.as_deref());
+        }
+        Err(TextError::NoTokenizer { folder: folder.to_owned() })
     }
 
     /// `tokenizer_json` and `tokenizer_config_json` are the files' bytes.
@@ -125,6 +124,7 @@ impl Tokenizer {
     fn build(json: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
         let bad = |reason: String| TextError::BadTokenizer { file: "tokenizer.json".into(), reason };
         let spec: TokenizerSpec = serde_json::from_slice(json).map_err(|e| bad(e.to_string()))?;
+        check_normalizer(&spec.normalizer).map_err(bad)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| bad(e.to_string()))?;
         for token in &spec.added_tokens {
             // The library renumbers added tokens that leave a gap; the model would then see the wrong ids.
@@ -153,12 +153,25 @@ impl Tokenizer {
     fn build_tekken(json: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
         let bad = |reason: String| TextError::BadTokenizer { file: TEKKEN.into(), reason };
         let config = parse_object("tokenizer_config.json", config)?;
-        let mut names: Object =
-            tekken::NAMED.into_iter().map(|(name, token)| (name.to_owned(), token.into())).collect();
-        names.extend(parse_object("special_tokens_map.json", map)?);
+        let names = roles(&tekken::NAMED, map)?;
         let inner = tekken::read(json).map_err(bad)?;
         let decoder = serde_json::json!({"type": "ByteLevel"});
         Self::of_library(inner, &decoder, (&config, &names), adds_bos(&config).unwrap_or(true)).map_err(bad)
+    }
+
+    /// The tokenizer of a tiktoken.model's bytes, and of the tokenizer_config.json beside it, which names the class that reads the list.
+    pub fn from_tiktoken(list: &[u8], tokenizer_config_json: Option<&[u8]>) -> Result<Self, TextError> {
+        Self::build_tiktoken(list, tokenizer_config_json, None)
+    }
+
+    fn build_tiktoken(list: &[u8], config: Option<&[u8]>, map: Option<&[u8]>) -> Result<Self, TextError> {
+        let bad = |reason: String| TextError::BadTokenizer { file: TIKTOKEN.into(), reason };
+        let config = parse_object("tokenizer_config.json", config)?;
+        let names = roles(&tiktoken::NAMED, map)?;
+        let inner = tiktoken::read(list, &config).map_err(bad)?;
+        let decoder = serde_json::json!({"type": "ByteLevel"});
+        // The class puts nothing before a text.
+        Self::of_library(inner, &decoder, (&config, &names), false).map_err(bad)
     }
 
     /// `names`: tokenizer_config.json and special_tokens_map.json.
@@ -375,6 +388,8 @@ impl Tokenizer {
 #[derive(serde::Deserialize)]
 struct TokenizerSpec {
     #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
     decoder: Value,
     #[serde(default)]
     post_processor: Value,
@@ -391,6 +406,15 @@ struct AddedTokenSpec {
 /// Ids beyond this are taken for a damaged file rather than for a vocabulary.
 pub(crate) const MAX_TOKEN_ID: u32 = 16 << 20;
 const TEKKEN: &str = "tekken.json";
+const TIKTOKEN: &str = "tiktoken.model";
+
+/// Tokens with a role, as special_tokens_map.json names them; those that it does not name are as in `otherwise`.
+fn roles(otherwise: &[(&str, &str)], map: Option<&[u8]>) -> Result<Object, TextError> {
+    let mut names: Object =
+        otherwise.iter().map(|(name, token)| ((*name).to_owned(), Value::from(*token))).collect();
+    names.extend(parse_object("special_tokens_map.json", map)?);
+    Ok(names)
+}
 
 /// Whether tokenizer_config.json wants bos before texts.
 fn adds_bos(config: &Object) -> Option<bool> {

@@ -4,13 +4,17 @@
 mod common;
 #[path = "../../folio-server/tests/common/room.rs"]
 mod room;
+#[path = "common/spm.rs"]
+mod spm;
 #[path = "common/tiktoken.rs"]
 #[allow(dead_code)] // The other parts read real vocabularies.
 mod tiktoken;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use folio_model::checkpoint::gguf::{Metadata, read_header};
 use folio_model::testing::gguf::Writer;
-use folio_text::{AnswerFormats, ChatInput, ChatTemplate, TemplateSources, Tokenizer, work};
+use folio_text::{AnswerFormats, BesideModel, ChatInput, ChatTemplate, TemplateSources, Tokenizer, work};
 use serde_json::{Map, Value, json};
 
 #[global_allocator]
@@ -78,10 +82,39 @@ fn scored_pieces() -> Tokenizer {
     Tokenizer::from_gguf(Metadata::new("made", &writer, &header)).expect("supported")
 }
 
+/// Rules that write more than they are for, that write nothing, and one that texts of "a" are looked up for to its last byte.
+fn charsmap() -> Vec<u8> {
+    let nearly = format!("{}x", "a".repeat(63));
+    spm::charsmap(&[(&nearly, "ab"), ("é", "e e "), ("x", ""), ("<|end|>", "a"), ("\n", " ")])
+}
+
+/// A tokenizer.model that writes texts by these rules and leaves out extra spaces.
+fn normalized_pieces(model_type: i64) -> Tokenizer {
+    let words = [("<unk>", spm::UNKNOWN)]
+        .into_iter()
+        .chain(["▁", "a", "b", "aa", "ab", "▁a", "e"].map(|word| (word, spm::NORMAL)));
+    let pieces = words.flat_map(|(word, kind)| spm::piece(word.as_bytes(), -1.0, kind));
+    let normalizer = [spm::bytes(2, &charsmap()), spm::number(4, 1)].concat();
+    let model: Vec<u8> = pieces.chain(spm::specs(&spm::number(3, model_type), &normalizer)).collect();
+    Tokenizer::from_sentencepiece(&model, BesideModel::default()).expect("supported")
+}
+
+/// The same rules in a tokenizer.json.
+fn precompiled() -> Tokenizer {
+    let vocab = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.0), ("e", -1.0), (" ", -1.0)];
+    let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": BASE64.encode(charsmap())},
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": vocab}});
+    Tokenizer::from_bytes(file.to_string().as_bytes(), None).expect("loads")
+}
+
 #[test]
 fn merging_costs_in_proportion() {
     let mut all = common::made_tokenizers();
     all.extend([("merged", merged_bytes()), ("scored", scored_pieces())]);
+    all.extend([("normalized", normalized_pieces(2)), ("normalized unigram", normalized_pieces(1))]);
+    all.push(("precompiled", precompiled()));
     for (name, tokenizer) in &all {
         for text in ["a", "ab", "the", "the ", " ", "x", "é", "ab\n", "<|end|>", "<s>", "aab"] {
             doubles(&format!("{name} {text:?}"), 20_000, |n| {

@@ -1,55 +1,14 @@
 //! Tokenizers of sentencepiece's tokenizer.model: ids are sentencepiece's, and what is damaged or not followed is refused by name.
 
 mod common;
+#[path = "common/spm.rs"]
+mod spm;
 
 use folio_text::{BesideModel, TextError, Tokenizer, work};
 use serde_json::{Value, json};
+use spm::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, bytes, charsmap, number, piece, specs};
 
 const NO_LIMIT: usize = usize::MAX;
-
-const NORMAL: u64 = 1;
-const UNKNOWN: u64 = 2;
-const CONTROL: u64 = 3;
-const USER_DEFINED: u64 = 4;
-const UNUSED: u64 = 5;
-const BYTE: u64 = 6;
-
-fn varint(mut value: u64, out: &mut Vec<u8>) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn number(field: u64, value: i64) -> Vec<u8> {
-    let mut out = Vec::new();
-    varint(field << 3, &mut out);
-    varint(value as u64, &mut out);
-    out
-}
-
-fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    varint((field << 3) | 2, &mut out);
-    varint(value.len() as u64, &mut out);
-    out.extend(value);
-    out
-}
-
-fn piece(text: &[u8], score: f32, kind: u64) -> Vec<u8> {
-    let mut score_field = vec![0x15u8];
-    score_field.extend(score.to_le_bytes());
-    bytes(1, &[bytes(1, text), score_field, number(3, kind as i64)].concat())
-}
-
-/// `trainer_spec` and `normalizer_spec` of a model as Llama's, with more fields behind.
-fn specs(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
-    let of_trainer = [&number(3, 2)[..], &number(43, -1)[..], trainer].concat();
-    let of_normalizer =
-        [&bytes(1, b"identity")[..], &bytes(2, b"")[..], &number(4, 0)[..], normalizer].concat();
-    [bytes(2, &of_trainer), bytes(3, &of_normalizer)].concat()
-}
 
 const TOKENS: [(&str, f32, u64); 12] = [
     ("<unk>", 0.0, UNKNOWN),
@@ -189,6 +148,119 @@ fn a_space_is_put_where_the_files_say() {
     assert_eq!(never.decode(&[8], false), " a");
 }
 
+/// Rules as those of NFKC, one of which is for the beginning of another.
+const RULES: [(&str, &str); 7] = [
+    ("e\u{301}", "b"),
+    ("e", "a"),
+    ("\u{FF21}", "a"),
+    ("½", "a b"),
+    ("\u{AD}", ""),
+    ("\t", " "),
+    ("¨", " b"),
+];
+
+/// A model that merges, and one that takes the best way, with this `normalizer_spec`.
+fn both(normalizer: &[u8]) -> [Tokenizer; 2] {
+    let model = |trainer: &[u8]| load(&[pieces(), specs(trainer, normalizer)].concat()).expect("supported");
+    [model(&[]), model(&number(3, 1))]
+}
+
+#[test]
+fn texts_are_written_as_the_longest_rules_say() {
+    let plain = both(&[]);
+    for (ours, plain) in both(&bytes(2, &charsmap(&RULES))).iter().zip(&plain) {
+        for (text, written) in [
+            ("\u{FF21}e\u{301}", "ab"),
+            ("ee\u{301}\u{301}", "ab\u{301}"),
+            ("e\u{300}a", "a\u{300}a"),
+            ("\u{AD}a\u{AD}", "a"),
+            (" a\tb  ", " a b  "),
+            ("½¨", "a b b"),
+            ("\0e", "\0a"),
+        ] {
+            assert_eq!(ids(ours, text), ids(plain, written), "{text:?}");
+        }
+        // The space before it is there before the text is.
+        assert_eq!(ids(ours, "\u{AD}"), [3]);
+        assert_eq!(ours.decode(&ids(ours, "e \u{FF21}"), false), "a a");
+    }
+}
+
+#[test]
+fn extra_spaces_are_left_out_where_the_model_says_so() {
+    let normalizer = [bytes(2, &charsmap(&RULES)), number(4, 1)].concat();
+    let plain = both(&[]);
+    for (ours, plain) in both(&normalizer).iter().zip(&plain) {
+        for (text, written) in [
+            (" \ta \u{AD} b\t ", "a b"),
+            ("½ ½", "a b a b"),
+            ("a ¨", "a b"),
+            ("¨a", "ba"),
+            // It is written as a space is.
+            ("a▁", "a"),
+            (" ", ""),
+            ("\u{AD}", ""),
+        ] {
+            assert_eq!(ids(ours, text), ids(plain, written), "{text:?}");
+        }
+        // A part between added tokens is a text of its own.
+        assert_eq!(ids(ours, "a <tool> b"), [8, 9, 3, 5]);
+    }
+    let model = [pieces(), specs(&[], &number(4, 1))].concat();
+    let first = with(&model, json!({"legacy": false})).expect("supported");
+    assert_eq!(ids(&first, "a <tool>  b"), [8, 9, 3, 5]);
+    assert_eq!(ids(&first, "a <tool>b "), [8, 9, 5]);
+    assert_eq!(ids(&first, " <tool>"), [9]);
+    let [never, _] = both(&[number(3, 0), number(4, 1)].concat());
+    assert_eq!(ids(&never, " a<tool> a"), [4, 9, 4]);
+    let [unescaped, _] = both(&number(5, 0));
+    assert_eq!(ids(&unescaped, "a b"), [0, 4, 0, 5]);
+}
+
+#[test]
+fn a_damaged_charsmap_is_refused_by_what_is_wrong() {
+    let of = |map: &[u8]| refusal(&[pieces(), specs(&[], &bytes(2, map))].concat());
+    let names = |map: &[u8], parts: &[&str]| {
+        let sentence = of(map);
+        assert_names(&sentence, &["tokenizer.model", "precompiled_charsmap"]);
+        assert_names(&sentence, parts);
+    };
+    names(b"map", &["3 bytes"]);
+    names(&[0; 5], &["a trie of 0 bytes"]);
+    names(&[6, 0, 0, 0, 1, 2, 3, 4, 5, 6], &["6 bytes", "multiple of 4"]);
+    names(&[0xFF; 12], &["8 that are left"]);
+    names(&[4, 0, 0, 0, 0, 0, 0, 0], &["1 units", "points to 0"]);
+    names(&vec![0u8; (4 << 20) + 1], &["4194305 bytes"]);
+    // Its units: the root, that of "a", and where what is written for "a" begins.
+    let sound = charsmap(&[("a", "é")]);
+    let (root, node, leaf) = (0, 256 ^ 97, 512);
+    let with_unit = |at: usize, unit: u32| {
+        let mut map = sound.clone();
+        map[4 + 4 * at..8 + 4 * at].copy_from_slice(&unit.to_le_bytes());
+        map
+    };
+    let pointing = |at: usize, base: usize| with_unit(at, 97 | (1 << 8) | (((at ^ base) as u32) << 10));
+    assert!(load(&[pieces(), specs(&[], &bytes(2, &pointing(node, leaf)))].concat()).is_ok());
+    names(&pointing(root, 768), &["768 units", "points to 768"]);
+    names(&pointing(node, 1024), &["points to 1024"]);
+    names(&with_unit(node, 97 | (((node ^ 256) as u32) << 10)), &["more than 64 bytes"]);
+    names(&with_unit(leaf, (1 << 31) | 1), &["byte 1 of 3", "no character begins"]);
+    names(&with_unit(leaf, u32::MAX), &["byte 2147483647 of 3"]);
+    names(&sound[..sound.len() - 1], &["has no end"]);
+    names(&[&sound[..], &[0xFF]].concat(), &["no UTF-8"]);
+    names(&charsmap(&[("a", &"b".repeat(17))]), &["1 bytes", "more than 16"]);
+    names(&charsmap(&[(&"a".repeat(65), "")]), &["more than 64 bytes"]);
+    let longest = charsmap(&[(&"a".repeat(64), &"b".repeat(1024))]);
+    let [longest, _] = both(&bytes(2, &longest));
+    assert_eq!(ids(&longest, &"a".repeat(64)).len(), 1025);
+    // A rule that ends within a character is none.
+    let mut within = charsmap(&[("é", "b")]);
+    let first = 256 ^ 0xC3;
+    within[4 + 4 * first + 1] |= 1;
+    let [within, _] = both(&bytes(2, &within));
+    assert_eq!(ids(&within, "éü"), [3, 5, 0]);
+}
+
 #[test]
 fn added_tokens_come_from_the_files_beside() {
     let decoder = json!({"added_tokens_decoder": {
@@ -236,10 +308,6 @@ fn what_is_not_followed_is_refused_by_name() {
         assert_names(&of(&number(3, kind), &[]), &["tokenizer.model", "trainer_spec.model_type", name]);
     }
     assert_names(&of(&number(24, 1), &[]), &["treat_whitespace_as_suffix", "save_pretrained"]);
-    let nfkc = [bytes(1, b"nmt_nfkc"), bytes(2, b"map")].concat();
-    assert_names(&of(&[], &nfkc), &["precompiled_charsmap", "3 bytes", "nmt_nfkc"]);
-    assert_names(&of(&[], &number(4, 1)), &["remove_extra_whitespaces"]);
-    assert_names(&of(&[], &number(5, 0)), &["escape_whitespaces"]);
     assert_names(&of(&number(41, 900), &[]), &["trainer_spec.bos_id", "900", "12 pieces"]);
     let tiktoken = b"IQ== 0\nIg== 1\nIw== 2\n";
     assert_names(&refusal(tiktoken), &["tokenizer.model", "tiktoken", "save_pretrained"]);
@@ -258,6 +326,9 @@ fn wrong_pieces_are_refused_by_number() {
     assert_names(&more(piece(b"x", 0.0, UNKNOWN)), &["pieces 0 and 12", "UNKNOWN"]);
     assert_names(&refusal(&specs(&[], &[])), &["no `pieces`"]);
     assert_names(&refusal(b""), &["no `pieces`"]);
+    let unspecified = |field: u64| refusal(&[pieces(), bytes(field, &number(3, 2))].concat());
+    assert_names(&unspecified(2), &["no `normalizer_spec`"]);
+    assert_names(&unspecified(3), &["no `trainer_spec`"]);
     let known = [piece(b"x", 0.0, NORMAL), specs(&[], &[])].concat();
     assert_names(&refusal(&known), &["none of its pieces", "UNKNOWN"]);
 }
@@ -282,7 +353,7 @@ fn try_damaged(model: &[u8]) -> bool {
 fn a_file_cut_anywhere_is_refused() {
     let model = small();
     for end in 0..model.len() {
-        // Without its last field, or both, it asks for what is refused.
+        // Also where it ends between two fields, one of its last is missing.
         assert!(!try_damaged(&model[..end]), "cut at {end}");
     }
     assert!(try_damaged(&model));
@@ -290,7 +361,11 @@ fn a_file_cut_anywhere_is_refused() {
 
 #[test]
 fn flipped_bytes_are_refused_or_harmless() {
-    let model = [pieces(), byte_pieces(), specs(&number(35, 1), &[])].concat();
+    let map = charsmap(&[("é", "e"), ("a", "b"), ("aab", " ")]);
+    let model = [pieces(), byte_pieces(), specs(&number(35, 1), &bytes(2, &map))].concat();
+    assert!(try_damaged(&model));
+    // Most of a map is zeros that nothing points to.
+    let places: Vec<usize> = (0..model.len()).filter(|at| model[*at] != 0).collect();
     let mut state = 11u64;
     let mut next = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -300,7 +375,7 @@ fn flipped_bytes_are_refused_or_harmless() {
     for _ in 0..2000 {
         let mut damaged = model.clone();
         for _ in 0..=next() % 3 {
-            let at = next() % damaged.len();
+            let at = places[next() % places.len()];
             damaged[at] ^= 1 << (next() % 8);
         }
         refused += usize::from(!try_damaged(&damaged));

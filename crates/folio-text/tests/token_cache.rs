@@ -1,6 +1,8 @@
 //! Tokenizing with a cache gives the ids of the whole text, for every kind of tokenizer, and tokenizes what is new.
 
 mod common;
+#[path = "common/spm.rs"]
+mod spm;
 #[path = "common/tiktoken.rs"]
 #[allow(dead_code)] // The other parts read real vocabularies.
 mod tiktoken;
@@ -8,6 +10,8 @@ mod tiktoken;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use folio_text::{
     AnswerFormats, ChatInput, ChatTemplate, Prompt, SegmentKey, TemplateSources, TokenCache, Tokenizer,
 };
@@ -146,6 +150,9 @@ fn kinds() -> Vec<Pair> {
     }
     let strip = json!({"type": "Strip", "strip_left": true, "strip_right": true});
     all.push(pair("stripped", with(sentencepiece.clone(), &[("normalizer", strip)])));
+    let map = spm::charsmap(&[("a", "b"), ("ab", "a"), (" ", "  ")]);
+    let map = json!({"type": "Precompiled", "precompiled_charsmap": BASE64.encode(map)});
+    all.push(pair("written by rules", with(sentencepiece.clone(), &[("normalizer", map)])));
     for pre in [
         json!({"type": "Digits", "individual_digits": false}),
         json!({"type": "UnicodeScripts"}),

@@ -1,12 +1,16 @@
 //! Token ids equal the reference libraries', and streamed text equals the whole decode, byte for byte.
 
 mod common;
+#[path = "common/spm.rs"]
+mod spm;
 #[path = "common/tiktoken.rs"]
 mod tiktoken;
 
 use std::path::Path;
 use std::sync::LazyLock;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use folio_text::{DetokenizeOptions, Detokenizer, TextError, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -130,6 +134,61 @@ fn tiny_bytes() -> Tokenizer {
     json["added_tokens"][1]["special"] = json!(false);
     let config = json!({"eos_token": {"content": "<|end|>"}, "bos_token": null, "add_bos_token": false});
     Tokenizer::from_bytes(json.to_string().as_bytes(), Some(config.to_string().as_bytes())).expect("loads")
+}
+
+/// A tokenizer.json whose texts are written by a charsmap, with pieces of one character.
+fn precompiled(map: &Value) -> Result<Tokenizer, TextError> {
+    let vocab = [("<unk>", 0.0), ("a", -1.0), ("b", -2.0), (" ", -3.0), ("\u{301}", -4.0)];
+    let added = json!([{"id": 5, "content": "<a>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": true, "special": false}]);
+    let normalizer = json!({"type": "Precompiled", "precompiled_charsmap": map});
+    let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": [normalizer]}, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null,
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": vocab}});
+    Tokenizer::from_bytes(file.to_string().as_bytes(), None)
+}
+
+/// As Hugging Face's library does it: clusters of up to 5 bytes by the shortest rule, else single characters.
+#[test]
+fn a_charsmap_of_a_tokenizer_json_is_followed_as_the_library_does() {
+    let rules = [("e\u{301}", "b"), ("e", "a"), ("\u{FF21}", "a"), ("½", "a b"), ("\u{AD}", ""), ("\t", " ")];
+    let tokenizer = precompiled(&json!(BASE64.encode(spm::charsmap(&rules)))).expect("loads");
+    for (text, ids) in [
+        ("ee", &[1, 1][..]),
+        ("e\u{301}", &[1]),
+        ("\u{FF21}b", &[1, 2]),
+        ("½", &[1, 3, 2]),
+        ("a\u{AD}\tb", &[1, 3, 2]),
+        ("\u{AD}a", &[1]),
+        ("e\u{301}\u{301}\u{301}b", &[1, 4, 4, 4, 2]),
+    ] {
+        assert_eq!(tokenizer.encode(text, false, NO_LIMIT).expect("encodes"), ids, "{text:?}");
+    }
+}
+
+/// The library would panic, on reading the file or on a text.
+#[test]
+fn a_damaged_charsmap_of_a_tokenizer_json_is_refused() {
+    let refusal = |map: Value| precompiled(&map).expect_err("refused").to_string();
+    let sound = spm::charsmap(&[("a", "b")]);
+    let mut outside = sound.clone();
+    outside[4..8].copy_from_slice(&(768u32 << 10).to_le_bytes());
+    for (map, what) in [
+        (json!(null), "base64"),
+        (json!("%"), "base64"),
+        (json!(""), "0 bytes"),
+        (json!(BASE64.encode(&outside)), "points to 768"),
+        (json!(BASE64.encode(&sound[..sound.len() - 2])), "has no end"),
+    ] {
+        let sentence = refusal(map);
+        for part in ["tokenizer.json", "precompiled_charsmap", what] {
+            assert!(sentence.contains(part), "{part:?} is not in: {sentence}");
+        }
+    }
+    let untyped = json!({"normalizer": {"type": {"Precompiled": null}, "precompiled_charsmap": "%"}});
+    let sentence = Tokenizer::from_bytes(untyped.to_string().as_bytes(), None).expect_err("refused");
+    assert!(sentence.to_string().contains("`type` in its `normalizer`"), "{sentence}");
 }
 
 /// Sentencepiece-like BPE with byte fallback: `<unk>`, `<s>`, `</s>`, 256 bytes, then pieces.
@@ -280,7 +339,7 @@ fn damaged_files_are_refused_by_name() {
     let error = refusal();
     assert!(error.contains("tokenizer.model") && error.contains("save_pretrained"), "{error}");
     std::fs::write(folder.path().join("tiktoken.model"), b"IQ== 0\n").expect("file");
-    assert!(refusal().contains("only a tiktoken.model"));
+    assert!(refusal().contains("tiktoken.model is not a tokenizer"));
     std::fs::write(folder.path().join("tokenizer.model"), b"x").expect("file");
     let error = refusal();
     assert!(error.contains("tokenizer.model") && error.contains("ends within the number"), "{error}");

@@ -36,7 +36,7 @@ const FIELDS: &str = "The same as `GET /openapi.json` says for programs. `null` 
 fn models() -> String {
     let names = include_str!("models.in.md");
     let mut out = format!("{NOTICE}# Models\n\n{names}\n## What is served\n\n");
-    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json, tekken.json or tokenizer.model) and GGUF files \
+    out += "Folio serves Hugging Face checkpoints (config.json, safetensors in bf16, f16 or f32, tokenizer.json, tekken.json, tokenizer.model or Kimi's tiktoken.model) and GGUF files \
             (versions 2 and 3, also split; tokenizer and chat template from their metadata) of these families:\n\n";
     out += &folio_model::supported_table();
     out += "\nGGUF: architectures ";
@@ -50,8 +50,14 @@ fn models() -> String {
     out += "\nFolders whose only tokenizer is Mistral's tekken.json have no chat template, and `--chat-template` gives one: \
             `convert_tokenizer_to_chat_template(\"tekken.json\")` of `mistral_common.integrations.chat_templates.chat_templates` writes it. As \
             chat_template.jinja beside the tokenizer it is found by itself. Completions need none.\n";
-    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE, as Llama 2, Mistral and Gemma have it, and its unigram models, both without a normalizer, with the added tokens of \
-            tokenizer_config.json or added_tokens.json. A normalizer and tiktoken's lists are refused by name; transformers makes a tokenizer.json of them.\n";
+    out += "\nA tokenizer.model is read where there is no other file: sentencepiece's BPE, as Llama 2, Mistral and Gemma have it, and its unigram models, with the \
+            added tokens of tokenizer_config.json or added_tokens.json. Texts are normalized as the file says (`precompiled_charsmap`, as `nmt_nfkc`, `nfkc` and \
+            `nmt_nfkc_cf` have one, `remove_extra_whitespaces`, `add_dummy_prefix`, `escape_whitespaces`), what is between added tokens as a text of its own. A \
+            charsmap has at most 4 MiB, and its rules are for at most 64 bytes and write at most 16 times as many; this holds for that of a tokenizer.json, too. \
+            Models of the types WORD and CHAR and `treat_whitespace_as_suffix` are refused by name; transformers makes a tokenizer.json of them.\n";
+    out += "\nA tiktoken.model is read where it is all there is and `auto_map` in tokenizer_config.json names Moonshot's class for it \
+            (`tokenization_kimi.TikTokenTokenizer` or `tokenization_moonshot.TikTokenTokenizer`: Kimi K2, Moonlight): the list does not say how texts are cut into \
+            words, and the class does. Other lists of tiktoken are refused by name.\n";
     out += "\nPositions on three axes (M-RoPE: time, height and width; `mrope_section` and `mrope_interleaved` in `rope_parameters` or `rope_scaling`, as \
             Qwen2-VL, Qwen3-VL and Qwen3.5 have them; `rope.dimension_sections` in a GGUF file) are read with the rest of a checkpoint's rotation, and a list that does not fit its heads is refused by name. \
             A text has one position for all three, so they change nothing for it. Images are not served, and no tower is loaded.\n";

@@ -25,6 +25,7 @@ const SIDE_FILES: &[&str] = &[
     "tokenizer.json",
     "tekken.json",
     "tokenizer.model",
+    "tiktoken.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -155,8 +155,8 @@ pub fn is_complete(snapshot: &Path) -> bool {
         parse_index("model.safetensors.index.json", &index)
             .is_ok_and(|map| map.values().all(|file| has(file)))
     };
-    let tokenizer =
-        ["tokenizer.json", "tekken.json", "tokenizer.model", "vocab.json"].iter().any(|file| has(file));
+    let tokenizers = ["tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json"];
+    let tokenizer = tokenizers.iter().any(|file| has(file));
     let is_head = || fs::read(snapshot.join("config.json")).is_ok_and(|config| is_head(&config));
     has("config.json") && (tokenizer || is_head()) && (has("model.safetensors") || weights())
 }

@@ -55,6 +55,7 @@ const SIDE_FILES: &[&str] = &[
     "tekken.json",
     "tokenizer_config.json",
     "tokenizer.model",
+    "tiktoken.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",

@@ -19,8 +19,10 @@ use tokenizers::{AddedToken, Tokenizer as Library};
 
 use crate::added::{Added, AddedTokens};
 use crate::error::TextError;
+use crate::normalizer::Normalizer;
 use crate::pieces::{Pieces, PiecesParts, SpacePrefix};
 use crate::tokenizer::{Encoder, SpecialToken, SpecialTokens, Tokenizer, TokenizerParts};
+pub(crate) use pre::KIMI;
 
 /// Builds the tokenizer of a vocabulary; `file` is for messages.
 pub(crate) fn tokenizer(file: &str, vocabulary: &Vocabulary<'_>) -> Result<Tokenizer, TextError> {
@@ -159,6 +161,7 @@ fn scored(vocabulary: &Vocabulary<'_>) -> Result<Pieces, String> {
         unk: vocabulary.ids.unk,
         byte_fallback: true,
         added: scored_added(vocabulary)?,
+        normalizer: Normalizer::IDENTITY,
         prefix,
     }))
 }

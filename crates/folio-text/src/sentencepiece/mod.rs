@@ -2,11 +2,11 @@
 //!
 //! Owns: what `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` say of its tokens. The ids are sentencepiece's, and added
 //! tokens are those of transformers: every piece of the types CONTROL and USER_DEFINED, what `added_tokens_decoder` lists (only without it,
-//! added_tokens.json), and what has a role. Must never: guess. Read are BPE and unigram models that leave texts as they are; a setting that makes other ids is
-//! refused by name.
+//! added_tokens.json), and what has a role. Must never: guess. A setting that makes other ids and is not
+//! followed is refused by name.
 //!
 //! A space is put before a text, and behind added tokens, too, unless tokenizer_config.json has `legacy` false. A piece that users defined and that has the
-//! sign for a space in it is found where the text has spaces.
+//! sign for a space in it is found where the text has spaces. What is between added tokens is normalized as a text of its own.
 //!
 //! Memory: bounded by the file, which is no larger than [`MODEL_BYTES_MAX`], and by limits on what added tokens take.
 
@@ -111,6 +111,7 @@ pub(crate) fn tokenizer(file: &[u8], beside: BesideModel<'_>) -> Result<Tokenize
         byte_fallback: model.byte_fallback,
         fuses_unk: true,
         added: vocabulary.added().map_err(bad)?,
+        normalizer: model.normalizer,
         tokens: vocabulary.tokens,
         prefix,
     });

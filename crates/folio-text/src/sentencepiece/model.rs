@@ -10,6 +10,8 @@ use std::collections::HashMap;
 use folio_model::checkpoint::gguf::TokenKind;
 
 use super::wire::WireFields;
+use crate::charsmap::Charsmap;
+use crate::normalizer::Normalizer;
 
 /// The largest vocabularies have some 260,000.
 const PIECES_MAX: usize = 1 << 20;
@@ -41,9 +43,9 @@ struct Trainer {
 }
 
 /// Of `normalizer_spec`.
-struct Normalizer<'a> {
-    name: &'a str,
-    charsmap_bytes: usize,
+struct NormalizerSpec<'a> {
+    /// Empty: none.
+    charsmap: &'a [u8],
     dummy_prefix: bool,
     removes_extra_spaces: bool,
     escapes_spaces: bool,
@@ -61,6 +63,7 @@ pub(super) struct ModelProto<'a> {
     /// All 256 bytes are pieces.
     pub byte_fallback: bool,
     pub dummy_prefix: bool,
+    pub normalizer: Normalizer,
     /// Of the type UNIGRAM; else BPE.
     pub unigram: bool,
 }
@@ -69,8 +72,8 @@ impl<'a> ModelProto<'a> {
     /// An error is a sentence about the file.
     pub(super) fn read(file: &'a [u8]) -> Result<Self, String> {
         let mut pieces = Vec::new();
-        let mut trainer = Trainer::default();
-        let mut normalizer = Normalizer::default();
+        let mut trainer: Option<Trainer> = None;
+        let mut normalizer: Option<NormalizerSpec<'_>> = None;
         let mut fields = WireFields::of(file);
         while let Some(field) = fields.next()? {
             match field.number {
@@ -78,23 +81,25 @@ impl<'a> ModelProto<'a> {
                     return Err(format!("it has more than {PIECES_MAX} pieces"));
                 }
                 1 => pieces.push(StoredPiece::read(field.message("pieces")?, pieces.len())?),
-                2 => trainer.read(field.message("trainer_spec")?)?,
-                3 => normalizer.read(field.message("normalizer_spec")?)?,
+                2 => trainer.get_or_insert_default().read(field.message("trainer_spec")?)?,
+                3 => normalizer.get_or_insert_default().read(field.message("normalizer_spec")?)?,
                 _ => {}
             }
         }
         if pieces.is_empty() {
             return Err("it has no `pieces`".to_owned());
         }
+        // All files have both; one that was cut off may not.
+        let trainer = trainer.ok_or("it has no `trainer_spec`")?;
+        let normalizer = normalizer.ok_or("it has no `normalizer_spec`")?;
         trainer.check()?;
-        normalizer.check()?;
         Self::of(pieces, &trainer, &normalizer)
     }
 
     fn of(
         pieces: Vec<StoredPiece<'a>>,
         trainer: &Trainer,
-        normalizer: &Normalizer<'_>,
+        spec: &NormalizerSpec<'_>,
     ) -> Result<Self, String> {
         let mut ids = HashMap::with_capacity(pieces.len());
         let mut unk = None;
@@ -123,9 +128,9 @@ impl<'a> ModelProto<'a> {
         };
         let (bos, eos, pad) =
             (role("bos_id", trainer.bos)?, role("eos_id", trainer.eos)?, role("pad_id", trainer.pad)?);
-        let (byte_fallback, dummy_prefix) = (trainer.byte_fallback, normalizer.dummy_prefix);
-        let unigram = trainer.model_type == UNIGRAM;
-        Ok(Self { pieces, ids, unk, bos, eos, pad, byte_fallback, dummy_prefix, unigram })
+        let (byte_fallback, dummy_prefix) = (trainer.byte_fallback, spec.dummy_prefix);
+        let (normalizer, unigram) = (spec.normalizer()?, trainer.model_type == UNIGRAM);
+        Ok(Self { pieces, ids, unk, bos, eos, pad, byte_fallback, dummy_prefix, normalizer, unigram })
     }
 
     /// Of the pieces that were trained; the largest number where there are none.
@@ -245,27 +250,17 @@ impl Trainer {
     }
 }
 
-impl Default for Normalizer<'_> {
+impl Default for NormalizerSpec<'_> {
     fn default() -> Self {
-        Self {
-            name: "",
-            charsmap_bytes: 0,
-            dummy_prefix: true,
-            removes_extra_spaces: true,
-            escapes_spaces: true,
-        }
+        Self { charsmap: &[], dummy_prefix: true, removes_extra_spaces: true, escapes_spaces: true }
     }
 }
 
-impl<'a> Normalizer<'a> {
+impl<'a> NormalizerSpec<'a> {
     fn read(&mut self, mut fields: WireFields<'a>) -> Result<(), String> {
         while let Some(field) = fields.next()? {
             match field.number {
-                1 => self.name = field.text("normalizer_spec.name")?,
-                2 => {
-                    let map = field.message("normalizer_spec.precompiled_charsmap")?;
-                    self.charsmap_bytes = map.bytes().len();
-                }
+                2 => self.charsmap = field.message("normalizer_spec.precompiled_charsmap")?.bytes(),
                 3 => self.dummy_prefix = field.flag("normalizer_spec.add_dummy_prefix")?,
                 4 => self.removes_extra_spaces = field.flag("normalizer_spec.remove_extra_whitespaces")?,
                 5 => self.escapes_spaces = field.flag("normalizer_spec.escape_whitespaces")?,
@@ -275,24 +270,15 @@ impl<'a> Normalizer<'a> {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), String> {
-        if self.charsmap_bytes > 0 {
-            let name: String = self.name.chars().take(60).collect();
-            return Err(format!(
-                "`normalizer_spec.precompiled_charsmap` has {} bytes (`name` is {name:?}), and only a normalizer without one, as `identity`, is supported{CONVERT}",
-                self.charsmap_bytes
-            ));
-        }
-        if self.removes_extra_spaces {
-            return Err(format!(
-                "`normalizer_spec.remove_extra_whitespaces` is true, which is not supported{CONVERT}"
-            ));
-        }
-        if !self.escapes_spaces {
-            return Err(format!(
-                "`normalizer_spec.escape_whitespaces` is false, which is not supported{CONVERT}"
-            ));
-        }
-        Ok(())
+    fn normalizer(&self) -> Result<Normalizer, String> {
+        let charsmap = match self.charsmap {
+            [] => None,
+            map => {
+                let map = Charsmap::read(map);
+                Some(map.map_err(|what| format!("its `normalizer_spec.precompiled_charsmap` {what}"))?)
+            }
+        };
+        let Self { removes_extra_spaces, escapes_spaces, .. } = *self;
+        Ok(Normalizer { charsmap, removes_extra_spaces, escapes_spaces })
     }
 }
