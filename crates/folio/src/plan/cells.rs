@@ -48,8 +48,7 @@ const ROUNDS_TIME: Duration = Duration::from_secs(10);
 /// Of tokens of prompts, those that were found.
 const CACHED: &str = "cached, %";
 /// A step of each kind in the mean; planned is what the curve says of the steps that were run, at a load with what steps of spaced requests
-/// take longer. What is wrong there is the curve's fault, and
-/// the rest of what is wrong elsewhere the simulator's.
+/// take longer. What is wrong there is the curve's fault, and the rest of what is wrong elsewhere the simulator's.
 const STEPS: [(Activity, &str); Activity::STEPS] = [
     (Activity::Prefill, "a step of prompts, us"),
     (Activity::Decode, "a step that decodes, us"),

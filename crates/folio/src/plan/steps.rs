@@ -33,14 +33,13 @@ const BESIDE: u32 = 8;
 /// Of a request that comes first where there are several: while it is computed the others come, and begin together.
 const LEAD: u32 = 64;
 /// Prompts of spaced requests, the pause before each, and how many come one by one beside a sequence that decodes.
-const SPACED: [u32; 4] = [24, 48, 96, 160];
-const PAUSE: Duration = Duration::from_millis(10);
-const ONE_BY_ONE: usize = 3;
+const SPACED: [u32; 3] = [24, 60, 160];
+const PAUSE: Duration = Duration::from_millis(5);
+const ONE_BY_ONE: usize = 4;
 /// Where such a prompt takes longer, it is not measured: what pauses cost is lost in it.
 const SPACED_MOST: Duration = Duration::from_millis(100);
-/// How long a kind is repeated in a round at least: of requests that come together, and of spaced ones.
+/// How long a kind is repeated in a round at least.
 const LEAST: Duration = Duration::from_millis(40);
-const SPACED_LEAST: Duration = Duration::from_millis(100);
 /// Rounds for a profile, and the time for all of them.
 const ROUNDS: usize = 7;
 const BUDGET: Duration = Duration::from_secs(90);
@@ -179,10 +178,9 @@ impl<'a> Steps<'a> {
                 round.push(kind.comes, Samples::default());
                 continue;
             }
-            let least = if is_spaced { SPACED_LEAST } else { LEAST };
             let (begun, mut times) = (Instant::now(), 0);
             let before = work(self.runtime);
-            while times == 0 || begun.elapsed() < least {
+            while times == 0 || begun.elapsed() < LEAST {
                 self.answer(&kind, row_s)?;
                 times += 1;
             }
@@ -312,12 +310,12 @@ mod tests {
     fn spaced_prompts_come_behind_pauses_and_one_by_one_while_another_decodes() {
         let at = |kind: &Kind| kind.times(1e-4).iter().map(Duration::as_micros).collect::<Vec<_>>();
         assert_eq!(at(&Kind::together(vec![(8, 4); 3])), [0, 0, 0]);
-        assert_eq!(at(&Kind::spaced(vec![(64, 1)])), [10_000]);
+        assert_eq!(at(&Kind::spaced(vec![(64, 1)])), [5000]);
         let beside = Kind::spaced(vec![(32, 24), (50, 1), (50, 1)]);
         // 50 rows take 5 ms: as long again is left to what decodes, and a pause.
-        assert_eq!(at(&beside), [10_000, 30_000, 50_000]);
+        assert_eq!(at(&beside), [5000, 20_000, 35_000]);
         let output = |token_s, most| beside.clone().lasting(1e-4, token_s, most).sequences[0];
-        assert_eq!(output(1e-4, 1000), (32, 500), "until the last comes");
+        assert_eq!(output(1e-4, 1000), (32, 350), "until the last comes");
         assert_eq!((output(1e-4, 100), output(f64::INFINITY, 1000)), ((32, 100), (32, 24)));
         for same in [Kind::spaced(vec![(64, 24)]), Kind::together(vec![(64, 24); 2])] {
             assert_eq!(same.clone().lasting(1e-4, 1e-4, 1000), same, "nobody else comes");
