@@ -339,7 +339,7 @@ impl Store for HostStore {
                 kept.bytes_stored += length as u64;
                 let feed = self.feed.get().filter(|_| key.group == 0);
                 let lineage = feed.map(|_| {
-                    let (parent, tokens) = order.lineage.of(at);
+                    let (parent, tokens) = order.lineage.of(&order.contents, at);
                     Box::new((parent, tokens.into()))
                 });
                 let block = Block { tenant, used, priority, expires_s, bytes, lineage };
