@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use folio_kv::{BlockHashes, BlockTable, KvCache, Lease, Root, TierId};
+use folio_kv::{BlockHashes, BlockTable, KvCache, Lease, TierId};
 use smallvec::SmallVec;
 
 use super::Scheduler;
@@ -33,8 +33,9 @@ const LEASE_US: u64 = 3_000_000;
 pub(super) struct Storing {
     tier: TierId,
     owner: (SequenceId, Slot),
-    root: Root,
+    /// Of its table, and whether it begins with what an operator declared.
     hashes: BlockHashes,
+    declared: bool,
     /// Blocks of group 0 that are not ordered yet.
     left: Range<u32>,
     /// What is being read, with the contents of each piece.
@@ -49,8 +50,9 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return };
         let (table, size) = (&running.table, cache.config().block_tokens);
-        let (root, owner) = (table.root(), (sequence.id(), slot));
-        let (own, end) = (root.declared_blocks(), end.min(table.published_blocks() * size));
+        let ((hashes, declared), owner) = (table.chain(), (sequence.id(), slot));
+        let own = table.root().declared_blocks();
+        let end = end.min(table.published_blocks() * size);
         let stored_to = |tier| sequence.hashes.stored_from(tier, own).unwrap_or(own);
         let Some(first) = self.transfers.tiers().map(|(tier, _)| stored_to(tier)).min() else { return };
         // Once for all tiers, unless one of them ends before that.
@@ -75,8 +77,8 @@ impl Scheduler {
             if waiting + left.len() as u32 > cache.config().blocks {
                 missed += left.len();
             } else if !left.is_empty() {
-                let (hashes, pieces) = (table.hashes().clone(), SmallVec::new());
-                let storing = Storing { tier, owner, root, hashes, left, pieces, held_bytes: 0 };
+                let (hashes, pieces) = (hashes.clone(), SmallVec::new());
+                let storing = Storing { tier, owner, hashes, declared, left, pieces, held_bytes: 0 };
                 self.transfers.storing.push(storing);
             }
         }
@@ -152,19 +154,15 @@ impl Scheduler {
         let (id, slot) = storing.owner;
         let running = self.sequences.lives(id, slot).then(|| self.sequences[slot].running())??;
         let table = &running.table;
-        (table.published_blocks() >= to && table.root() == storing.root).then_some(table)
+        (table.published_blocks() >= to && table.chain().1 == storing.declared).then_some(table)
     }
 
     /// Orders blocks up to `to`. `false`: none of them is there any more.
     fn order_piece(&mut self, cache: &mut KvCache, storing: &mut Storing, to: u32, until: Micros) -> bool {
         let (size, from, tier) = (cache.config().block_tokens, storing.left.start, storing.tier);
-        let root = storing.root;
         let (lease, mut contents) = match self.table_of(storing, to) {
             Some(table) => cache.lease_table(table, (from, to * size), until.0),
-            None => {
-                let chain = (&storing.hashes, root.declared_blocks() > 0);
-                cache.lease(chain, (from, to * size), until.0)
-            }
+            None => cache.lease((&storing.hashes, storing.declared), (from, to * size), until.0),
         };
         let there = from + contents.iter().filter(|content| content.group == 0).count() as u32;
         storing.left.start = to;
@@ -183,6 +181,8 @@ impl Scheduler {
         }
         storing.pieces.push((lease, contents.len() as u32));
         let lineage = cache.lineage(&contents);
+        let root = *storing.hashes.root();
+        let root = if storing.declared { root } else { root.own() };
         self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
         true
     }
