@@ -51,7 +51,7 @@ impl Wire {
     /// The next answer, which is not a value of more than `room` bytes.
     async fn answer(&mut self, room: usize) -> Result<Value, RedisError> {
         let first = self.0.fill_buf().await?.first().copied();
-        if !first.is_some_and(|first| b"+-:_$".contains(&first)) {
+        if first.is_none_or(|first| !b"+-:_$".contains(&first)) {
             return Err(wrong(first.is_none()));
         }
         let mut line = Vec::new();
