@@ -143,7 +143,14 @@ impl Valkey {
                 Wire::new(tls.connect(name, stream).await?)
             }
         };
-        wire.ask(&self.login, 0).await?;
+        let denied = |error: RedisError| match error.kind() {
+            ErrorKind::Extension => {
+                let what = "Password authentication failed";
+                RedisError::from((ErrorKind::AuthenticationFailed, what, error.to_string()))
+            }
+            _ => error,
+        };
+        wire.ask(&self.login, 0).await.map_err(denied)?;
         Ok(Conn::Single(wire))
     }
 
