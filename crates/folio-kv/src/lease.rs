@@ -57,23 +57,25 @@ pub struct Content {
 /// What is kept with contents outside the device: what they follow, and for how long they are wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lineage {
-    /// Of the contents of group 0, which stand first, in their order: the block before; `None` of the first of a chain.
-    pub parents: Vec<Option<BlockHash>>,
-    /// `[contents of group 0, block_tokens]`
+    /// The block before the first content; `None`: that is the first of a chain, or not of group 0.
+    pub parent: Option<BlockHash>,
+    /// Of the contents of group 0, which stand first, each behind the one before: `[contents, block_tokens]`.
     pub tokens: Vec<u32>,
-    /// Of all contents; `None`: its time to live is over.
+    pub block_tokens: u32,
+    /// Of the contents from the first on; those behind are kept as whatever nobody said anything of. `None`: its time to live is over.
     pub retentions: Vec<Option<Retention>>,
 }
 
 impl Lineage {
-    /// Of content `index`: the block before it and its tokens; nothing where it is not of group 0.
-    pub fn of(&self, index: usize) -> (Option<BlockHash>, &[u32]) {
-        match self.parents.get(index) {
-            Some(parent) => {
-                let size = self.tokens.len() / self.parents.len();
-                (*parent, &self.tokens[index * size..(index + 1) * size])
+    /// Of content `index` of those that it is about: the block before it and its tokens; nothing where it is not of group 0.
+    pub fn of(&self, contents: &[Content], index: usize) -> (Option<BlockHash>, &[u32]) {
+        let size = self.block_tokens as usize;
+        match self.tokens.get(index * size..(index + 1) * size) {
+            Some(tokens) if size > 0 => {
+                let before = index.checked_sub(1).and_then(|before| contents.get(before));
+                (before.map_or(self.parent, |before| Some(before.hash)), tokens)
             }
-            None => (None, &[]),
+            _ => (None, &[]),
         }
     }
 
@@ -161,7 +163,12 @@ impl KvCache {
     /// Drops a reference on each of `slots`, the last first.
     fn drop_slots(&mut self, slots: Lists) {
         for (group, slots) in slots.iter().enumerate().rev() {
-            slots.iter().rev().for_each(|slot| self.unreference(group, *slot));
+            for run in slots.rchunks(RUN) {
+                if group == 0 {
+                    self.bring_near(run);
+                }
+                run.iter().rev().for_each(|slot| self.unreference(group, *slot));
+            }
         }
         self.recycle(slots);
     }
@@ -187,29 +194,63 @@ impl KvCache {
         (from, to): (u32, u32),
         until_us: u64,
     ) -> (Lease, Vec<Content>) {
+        let mut held = self.spare.pop().unwrap_or_default();
         let mut chain = hashes.iter(declared).take((to / self.config.block_tokens) as usize);
-        let (mut nodes, mut run) = (Vec::new(), [0; RUN]);
+        let mut run = [0; RUN];
         loop {
             let found = self.nodes.find_run(&mut chain, &mut run);
-            nodes.extend_from_slice(&run[..found]);
+            held[0].extend(run[..found].iter().map(|node| self.block_of(*node)));
             if found < RUN {
                 break;
             }
         }
-        let to = to.min(nodes.len() as u32 * self.config.block_tokens);
+        self.lease_blocks(held, (hashes, declared), (from, to), until_us)
+    }
+
+    /// The same of what a table has published of its chain: nothing of group 0 is looked up.
+    pub fn lease_table(
+        &mut self,
+        table: &BlockTable,
+        (from, to): (u32, u32),
+        until_us: u64,
+    ) -> (Lease, Vec<Content>) {
         let mut held = self.spare.pop().unwrap_or_default();
-        let mut contents = Vec::new();
-        for (group, held) in held.iter_mut().enumerate().take(self.groups.len()) {
+        let blocks = (to / self.config.block_tokens).min(table.published_blocks());
+        held[0].extend_from_slice(&table.lists[0][..blocks as usize]);
+        self.lease_blocks(held, table.chain(), (from, to), until_us)
+    }
+
+    /// `held`: of group 0 the first blocks of the chain, of the others nothing yet.
+    fn lease_blocks(
+        &mut self,
+        mut held: Lists,
+        (hashes, declared): (&BlockHashes, bool),
+        (from, to): (u32, u32),
+        until_us: u64,
+    ) -> (Lease, Vec<Content>) {
+        let size = self.config.block_tokens;
+        let to = to.min(held[0].len() as u32 * size);
+        let mut contents = Vec::with_capacity(self.contents_at(from.min(to / size), to / size) as usize);
+        let [blocks, others @ ..] = &mut held;
+        let told = blocks.iter().zip(hashes.iter(declared)).skip(from as usize);
+        contents.extend((from..).zip(told).map(|(index, (block, hash))| Content {
+            group: 0,
+            index,
+            block: *block,
+            hash: *hash,
+        }));
+        let is_it = |of: &Content| self.nodes.node(self.node_of(of.block)).hash == of.hash;
+        debug_assert!(contents.iter().all(is_it), "a block of another chain");
+        for (group, held) in (1..self.groups.len()).zip(others) {
             let config = self.groups[group].config;
             let whole = if config.optional { 0 } else { to / config.block_tokens };
             for index in config.first_block(to).min(whole)..whole {
-                let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
-                let node = nodes[last as usize];
+                let last = (index + 1) * config.block_tokens / size - 1;
+                let node = self.node_of(blocks[last as usize]);
                 if let Some(block) = self.place(group, node) {
                     held.push(block);
                     let hash = self.nodes.node(node).hash;
-                    let told = group > 0 || index >= from;
-                    contents.extend(told.then_some(Content { group: group as u32, index, block, hash }));
+                    contents.push(Content { group: group as u32, index, block, hash });
                 }
             }
         }
@@ -220,20 +261,30 @@ impl KvCache {
 
     /// What is to be kept with `contents`, which are leased. O(tokens).
     pub fn lineage(&self, contents: &[Content]) -> Lineage {
-        let mut lineage = Lineage::default();
-        for content in contents {
-            let first = (content.group == 0).then_some(content.block);
-            let ends_with = || self.find_block(&content.hash);
-            if let Some(block) = first {
-                lineage.parents.push(self.parent_hash(self.node_of(block)));
-                lineage.tokens.extend_from_slice(self.tokens_of(block));
-            }
-            // Of a state the block with which it ends may be gone.
-            let retention = match first.or_else(ends_with) {
-                Some(block) => self.policy.retention(block.0),
-                None => Some(Retention::default()),
+        let (size, blocks) =
+            (self.config.block_tokens, contents.partition_point(|content| content.group == 0));
+        let first = contents[..blocks].first();
+        let mut lineage = Lineage {
+            parent: first.and_then(|first| self.parent_hash(self.node_of(first.block))),
+            tokens: Vec::with_capacity(blocks * size as usize),
+            block_tokens: size,
+            retentions: Vec::new(),
+        };
+        for (at, content) in contents.iter().enumerate() {
+            let block = match at < blocks {
+                true => Some(content.block),
+                // Of a state the block with which it ends may be gone.
+                false => self.find_block(&content.hash),
             };
-            lineage.retentions.push(retention);
+            if at < blocks {
+                lineage.tokens.extend_from_slice(self.tokens_of(content.block));
+            }
+            let unsaid = Some(Retention::default());
+            let retention = block.map_or(unsaid, |block| self.policy.retention(block.0));
+            if retention != unsaid {
+                lineage.retentions.resize(at, unsaid);
+                lineage.retentions.push(retention);
+            }
         }
         lineage
     }

@@ -367,6 +367,25 @@ fn records_are_bounded_and_those_of_nothing_make_room() {
     assert_eq!(one_more(&mut cache), Ok(4));
 }
 
+#[test]
+fn what_was_said_of_leased_blocks_is_told_with_them() {
+    let (mut cache, tokens) = (cache(12, BLOCK), text(1, 6));
+    let (mut table, _) = cache.attach_at(&root(1), &tokens, tokens.len() as u32);
+    cache.grow(&mut table, tokens.len() as u32, &mut Vec::new()).expect("the pool is large enough");
+    cache.committed(&mut table, &tokens, tokens.len() as u32);
+    cache.retain(&table, 0, &[range(8..12, 90, Some(1000))]);
+    let (lease, contents) = cache.lease_table(&table, (1, 24), u64::MAX);
+    let (lineage, said) = (cache.lineage(&contents), Retention { priority: 90, ttl_us: Some(1000) });
+    assert_eq!(lineage.retentions, [Some(Retention::default()), Some(said)], "and nothing of those behind");
+    let told: Vec<_> = (0..contents.len()).map(|at| lineage.retention(at)).collect();
+    let unsaid = Some(Retention::default());
+    assert_eq!(told, [unsaid, Some(said), unsaid, unsaid, unsaid]);
+    assert_eq!(lineage.of(&contents, 1), (Some(contents[0].hash), &tokens[8..12]));
+    cache.release(table, &tokens);
+    assert!(cache.end_lease(lease));
+    cache.check(&[]).expect("invariants");
+}
+
 /// How many of a request's blocks a tier is to be given.
 fn worth(cache: &mut KvCache, tokens: &[u32], ranges: &[RetentionRange]) -> u32 {
     let (mut table, _) = cache.attach_at(&root(1), tokens, tokens.len() as u32);

@@ -666,8 +666,9 @@ fn check_lineage(order: &StoreOrder, tokens: &[u32], size: u32) -> Result<(), St
             }
             _ => (None, &[][..]),
         };
-        if order.lineage.of(at) != expected {
-            return Err(format!("{content:?} is kept with {:?}, not {expected:?}", order.lineage.of(at)));
+        let kept = order.lineage.of(&order.contents, at);
+        if kept != expected {
+            return Err(format!("{content:?} is kept with {kept:?}, not {expected:?}"));
         }
     }
     Ok(())

@@ -71,7 +71,7 @@ impl Store for DiskStore {
             scratch.resize(length, 0);
             device.memory.read(content.group as usize, content.block.0, scratch);
             // Asked behind the copy: only then is it what was leased.
-            let (parent, tokens) = order.lineage.of(at);
+            let (parent, tokens) = order.lineage.of(&order.contents, at);
             let expires_s = self.wall.expires_s(ttl_us.map(Duration::from_micros));
             let (tenant, class) = (order.root.tenant, Class::of(priority));
             let about = About { tenant, parent, tokens, expires_s, class };

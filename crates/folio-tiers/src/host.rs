@@ -15,10 +15,10 @@
 //! Memory that holds no block any more, or none yet, is *spare*, and used again: it counts as the tier's like the rest, and is set aside from the
 //! start, where there is nothing else to do. It is made and given back outside the lock, for what is page-locked takes its time.
 //!
-//! Cost: O(log blocks) a block, and its copy, outside the lock.
+//! Cost: what finding and listing a block costs (`blocks`), and its copy, outside the lock.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+mod blocks;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -26,14 +26,15 @@ use std::time::Duration;
 use folio_engine::{
     EventFeed, LoadOrder, Medium, Owner, Resident, StoreOrder, Taken, TierEvent, TierStats, short_name,
 };
-use folio_kv::{BlockHash, BlockHashes, Content, Retention, TenantId};
+use folio_kv::{BlockHashes, Content, Retention, TenantId};
 use folio_model::backend::HostBuffer;
 use rustc_hash::FxHashMap;
 
 use crate::clock::{Forward, WallClock};
 use crate::lookup::found;
 use crate::tier::{Carried, Device, Store};
-use crate::types::{BlockKey, Class, Miss};
+use crate::types::{BlockKey, Miss};
+use blocks::{Block, Blocks};
 
 /// See the module documentation.
 pub struct HostStore {
@@ -46,14 +47,7 @@ pub struct HostStore {
 
 #[derive(Default)]
 struct Kept {
-    blocks: FxHashMap<BlockKey, Block>,
-    /// By when they were last wanted, the first to go first.
-    order: BTreeMap<(Class, u64), BlockKey>,
-    /// Of each tenant by priority, and then so: which they are `order` says.
-    of_tenants: FxHashMap<TenantId, BTreeSet<(u8, u64)>>,
-    /// By when they expire.
-    ends: BTreeSet<(u32, BlockKey)>,
-    last: u64,
+    blocks: Blocks,
     /// Of all blocks, and of those that are being copied in.
     bytes: u64,
     /// By their length; somebody may still read one. And the bytes of these, and of those that are being made.
@@ -66,25 +60,11 @@ struct Kept {
     wrong: [u64; 2],
 }
 
-/// The block before one, and its tokens.
-type ParentAndTokens = (Option<BlockHash>, Box<[u32]>);
-
-struct Block {
-    tenant: TenantId,
-    used: u64,
-    priority: u8,
-    /// 0: never.
-    expires_s: u32,
-    bytes: Arc<dyn HostBuffer>,
-    /// Of group 0, where somebody is told.
-    lineage: Option<Box<ParentAndTokens>>,
-}
-
-impl Block {
-    fn stored(&self, hash: BlockHash) -> Option<TierEvent> {
-        let (parent, tokens) = *self.lineage.clone()?;
-        Some(TierEvent::Stored { medium: Medium::Host, tenant: self.tenant, hash, parent, tokens })
-    }
+/// What is told of a block, where anything is.
+fn stored(blocks: &Blocks, at: u32) -> Option<TierEvent> {
+    let (parent, tokens) = blocks.lineage(at)?.clone();
+    let (tenant, hash) = (blocks[at].tenant, blocks[at].key.hash);
+    Some(TierEvent::Stored { medium: Medium::Host, tenant, hash, parent, tokens })
 }
 
 impl HostStore {
@@ -97,7 +77,7 @@ impl HostStore {
     /// The lock, and nothing behind it that has expired.
     fn fresh(&self) -> MutexGuard<'_, Kept> {
         let mut kept = self.lock();
-        while let Some((_, key)) = kept.ends.first().copied().filter(|(end, _)| self.clock.is_over(*end)) {
+        while let Some((_, key)) = kept.blocks.first_end().filter(|(end, _)| self.clock.is_over(*end)) {
             self.remove(&mut kept, &key);
             kept.expired += 1;
         }
@@ -130,15 +110,12 @@ impl HostStore {
 
     /// Content goes whose turn it is.
     fn evict(&self, kept: &mut Kept, since: u64) -> Option<()> {
-        let (_, oldest) = kept.order.first_key_value().filter(|((_, used), _)| *used < since)?;
-        let oldest = *oldest;
-        let of_its_tenant = kept.of_tenants.get(&kept.blocks.get(&oldest)?.tenant)?;
-        let (priority, used) = *of_its_tenant.first().filter(|(_, used)| *used < since)?;
-        let weakest = *kept.order.get(&(Class::of(priority), used))?;
-        self.remove(kept, &weakest);
+        let (oldest, weakest) = kept.blocks.next_to_go(since)?;
+        let key = kept.blocks[weakest].key;
+        self.remove(kept, &key);
         if weakest != oldest {
             // Another paid for it; next time its turn comes as if it were wanted now.
-            kept.want(&oldest);
+            kept.blocks.want(oldest);
         }
         kept.evicted += 1;
         Some(())
@@ -147,7 +124,6 @@ impl HostStore {
     /// Under the lock, so that events of a block come in their order.
     fn remove(&self, kept: &mut Kept, key: &BlockKey) {
         let Some(block) = kept.blocks.remove(key) else { return };
-        kept.unlist(key, &block);
         kept.spare(block.bytes);
         if let (Some(feed), Some(_)) = (self.feed.get(), &block.lineage) {
             feed.push(TierEvent::Removed { medium: Medium::Host, name: short_name(&key.hash) });
@@ -157,13 +133,13 @@ impl HostStore {
 
 impl Resident for HostStore {
     fn tell(&self, owners: &[Owner], tell: &mut dyn FnMut(TierEvent) -> Taken) {
-        let keys: Vec<BlockKey> = self.lock().blocks.keys().copied().filter(|key| key.group == 0).collect();
+        let keys: Vec<BlockKey> = self.lock().blocks.keys().filter(|key| key.group == 0).copied().collect();
         for key in keys {
             loop {
                 let kept = self.lock();
-                let is_told = |block: &&Block| owners.iter().any(|(tenant, _)| *tenant == block.tenant);
-                let block = kept.blocks.get(&key).filter(is_told);
-                match block.and_then(|block| block.stored(key.hash)).map_or(Taken::Yes, &mut *tell) {
+                let is_told = |at: &u32| owners.iter().any(|(tenant, _)| *tenant == kept.blocks[*at].tenant);
+                let event = kept.blocks.find(&key).filter(is_told).and_then(|at| stored(&kept.blocks, at));
+                match event.map_or(Taken::Yes, &mut *tell) {
                     Taken::Yes => break,
                     Taken::Never => return,
                     Taken::NotYet => {}
@@ -203,63 +179,24 @@ impl Kept {
     }
 
     /// A block of this tenant and length.
-    fn get(&mut self, key: &BlockKey, tenant: TenantId, length: usize) -> Option<Arc<dyn HostBuffer>> {
-        let block = self.blocks.get(key)?;
-        let wrong = [block.tenant != tenant, block.bytes.bytes().len() != length];
+    fn find(&mut self, key: &BlockKey, tenant: TenantId, length: usize) -> Option<u32> {
+        let at = self.blocks.find(key)?;
+        let block = &self.blocks[at];
+        let kept = block.bytes.as_ref().map_or(0, |bytes| bytes.bytes().len());
+        let wrong = [block.tenant != tenant, kept != length];
         if let Some(reason) = wrong.iter().position(|wrong| *wrong) {
             self.wrong[reason] += 1;
             return None;
         }
-        Some(block.bytes.clone())
-    }
-
-    fn list(&mut self, key: BlockKey, block: &Block) {
-        self.order.insert((Class::of(block.priority), block.used), key);
-        self.of_tenants.entry(block.tenant).or_default().insert((block.priority, block.used));
-        if block.expires_s != 0 {
-            self.ends.insert((block.expires_s, key));
-        }
-    }
-
-    fn unlist(&mut self, key: &BlockKey, block: &Block) {
-        self.order.remove(&(Class::of(block.priority), block.used));
-        self.ends.remove(&(block.expires_s, *key));
-        if let Entry::Occupied(mut of_tenant) = self.of_tenants.entry(block.tenant) {
-            of_tenant.get_mut().remove(&(block.priority, block.used));
-            if of_tenant.get().is_empty() {
-                of_tenant.remove();
-            }
-        }
-    }
-
-    fn change(&mut self, key: &BlockKey, change: impl FnOnce(&mut Block)) {
-        let Some(mut block) = self.blocks.remove(key) else { return };
-        self.unlist(key, &block);
-        change(&mut block);
-        self.list(*key, &block);
-        self.blocks.insert(*key, block);
-    }
-
-    /// It was wanted now.
-    fn want(&mut self, key: &BlockKey) {
-        self.last += 1;
-        let last = self.last;
-        self.change(key, |block| block.used = last);
+        Some(at)
     }
 
     /// These were wanted now, the first the most.
     fn touch(&mut self, contents: &[Content]) {
-        contents.iter().rev().for_each(|content| self.want(&content.into()));
-    }
-
-    /// The stronger of what is wanted and what holds.
-    fn strengthen(&mut self, key: &BlockKey, priority: u8, expires_s: u32) {
-        let known = self.blocks.get(key).map(|block| (block.priority, block.expires_s));
-        let stronger = |(of, end): (u8, u32)| {
-            (of.max(priority), if end == 0 || expires_s == 0 { 0 } else { end.max(expires_s) })
-        };
-        if let Some(wanted) = known.map(stronger).filter(|wanted| Some(*wanted) != known) {
-            self.change(key, |block| (block.priority, block.expires_s) = wanted);
+        for content in contents.iter().rev() {
+            if let Some(at) = self.blocks.find(&content.into()) {
+                self.blocks.want(at);
+            }
         }
     }
 }
@@ -278,14 +215,17 @@ impl Store for HostStore {
 
     fn find(&self, device: &Device, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>> {
         let kept = self.fresh();
-        found(device, hashes, most, |key| kept.blocks.contains_key(key))
+        found(device, hashes, most, |key| kept.blocks.find(key).is_some())
     }
 
     fn load(&self, device: &Device, order: &LoadOrder, _: &mut Vec<u8>) -> Carried {
         let mut done = Carried { left: order.contents.len(), ..Carried::default() };
         for content in &order.contents {
             let length = device.block_bytes(content.group);
-            let Some(bytes) = self.fresh().get(&content.into(), order.root.tenant, length) else { break };
+            let mut kept = self.fresh();
+            let block = kept.find(&content.into(), order.root.tenant, length);
+            let Some(bytes) = block.and_then(|at| kept.blocks[at].bytes.clone()) else { break };
+            drop(kept);
             device.memory.write(content.group as usize, content.block.0, bytes.bytes());
             done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: done.left - 1 };
         }
@@ -304,7 +244,7 @@ impl Store for HostStore {
         let tenant = order.root.tenant;
         let since = {
             let mut kept = self.lock();
-            let since = kept.last + 1;
+            let since = kept.blocks.next_want();
             kept.touch(&order.contents);
             since
         };
@@ -317,8 +257,8 @@ impl Store for HostStore {
             };
             let expires_s = self.clock.expires_s(ttl_us.map(Duration::from_micros)).unwrap_or(0);
             let mut kept = self.fresh();
-            if kept.get(&key, tenant, length).is_some() {
-                kept.strengthen(&key, priority, expires_s);
+            if let Some(block) = kept.find(&key, tenant, length) {
+                kept.blocks.strengthen(block, priority, expires_s);
                 continue;
             }
             drop(kept);
@@ -334,20 +274,17 @@ impl Store for HostStore {
                 }
                 // What another thread put there meanwhile, or what was not what it had to be.
                 self.remove(&mut kept, &key);
-                kept.last += 1;
-                let used = kept.last;
                 kept.bytes_stored += length as u64;
                 let feed = self.feed.get().filter(|_| key.group == 0);
                 let lineage = feed.map(|_| {
-                    let (parent, tokens) = order.lineage.of(at);
-                    Box::new((parent, tokens.into()))
+                    let (parent, tokens) = order.lineage.of(&order.contents, at);
+                    (parent, tokens.into())
                 });
-                let block = Block { tenant, used, priority, expires_s, bytes, lineage };
-                kept.list(key, &block);
-                if let Some((feed, event)) = feed.zip(block.stored(key.hash)) {
+                let block = Block { tenant, priority, expires_s, bytes, lineage };
+                let block = kept.blocks.insert(key, block);
+                if let Some((feed, event)) = feed.zip(stored(&kept.blocks, block)) {
                     feed.push(event);
                 }
-                kept.blocks.insert(key, block);
                 Some(())
             });
             if copied.is_none() {
@@ -366,7 +303,7 @@ impl Store for HostStore {
         let [key, length] = kept.wrong;
         TierStats {
             name: "host",
-            blocks: kept.blocks.len() as u64,
+            blocks: kept.blocks.len().into(),
             bytes: kept.bytes,
             bytes_limit: self.bytes_max,
             bytes_ready: Some(kept.bytes + kept.spare_bytes),

@@ -186,6 +186,37 @@ fn a_late_answer_is_not_taken_for_another_ones() {
 }
 
 #[test]
+fn what_comes_unasked_is_nobodys_answer() {
+    let valkey = client(serve(Arc::new(|_, stream| say(stream, b"$3\r\nabc\r\n$3\r\nxyz\r\n"))));
+    for _ in 0..2 {
+        assert_eq!(valkey.get(&NAME, 0..3, LIMIT).unwrap().unwrap(), b"abc");
+        let got = valkey.get(&NAME, 0..3, LIMIT);
+        assert!(matches!(got, Err(Fault::Broken(_))), "{got:?}");
+    }
+}
+
+#[test]
+fn a_connection_begins_with_who_asks_and_where() {
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = asked.clone();
+    let port = serve(Arc::new(move |words, stream| {
+        log.lock().unwrap().push(String::from_utf8_lossy(&words.join(&b' ')).into_owned());
+        say(stream, if words[0] == b"PING" { &b"+PONG\r\n"[..] } else { &b"+OK\r\n"[..] })
+    }));
+    for (url, first) in [
+        (format!("valkey://me:sesame@127.0.0.1:{port}/3"), &["AUTH me sesame", "SELECT 3"][..]),
+        (format!("valkey://:sesame@127.0.0.1:{port}"), &["AUTH sesame"][..]),
+        (format!("valkey://127.0.0.1:{port}"), &[][..]),
+    ] {
+        let valkey = client_of(&url).unwrap();
+        assert!(matches!(greet(&valkey), Ok(None)));
+        assert!(matches!(greet(&valkey), Ok(None)), "on the same connection");
+        let said = std::mem::take(&mut *asked.lock().unwrap());
+        assert_eq!(said, [first, &["PING", "PING"]].concat());
+    }
+}
+
+#[test]
 fn what_it_refuses_is_told_and_it_is_asked_on() {
     let full = "OOM command not allowed when used memory > 'maxmemory'.";
     let valkey = client(serve(Arc::new(move |_, stream| say(stream, format!("-{full}\r\n").as_bytes()))));

@@ -11,15 +11,17 @@
 //! waits is held by nobody: it is cached like everything else, the next piece is what is still there when its turn comes, and what is gone is not
 //! stored. Of what a tier did not keep nothing that follows is given to it.
 //!
-//! Cost: O(blocks before its end) a piece, of which a chain has few: a piece is a quarter of what may be held up.
+//! Cost: O(blocks before its end) a piece, of which a chain has few: a piece is a quarter of what may be held up. While the sequence runs,
+//! as it does when its first piece is ordered, its table has the blocks; for what is ordered later they are looked up.
 
 use std::ops::Range;
 
-use folio_kv::{BlockHashes, KvCache, Lease, Root, TierId};
+use folio_kv::{BlockHashes, BlockTable, KvCache, Lease, TierId};
 use smallvec::SmallVec;
 
 use super::Scheduler;
 use super::loads::chunk_end;
+use crate::plan::SequenceId;
 use crate::request::Micros;
 use crate::sequence::Slot;
 use crate::tier::{CHUNK_BLOCKS_MAX, StoreOrder, TIERS_MAX};
@@ -30,8 +32,10 @@ const LEASE_US: u64 = 3_000_000;
 /// What a tier is to be given of a sequence, which may have ended.
 pub(super) struct Storing {
     tier: TierId,
-    root: Root,
+    owner: (SequenceId, Slot),
+    /// Of its table, and whether it begins with what an operator declared.
     hashes: BlockHashes,
+    declared: bool,
     /// Blocks of group 0 that are not ordered yet.
     left: Range<u32>,
     /// What is being read, with the contents of each piece.
@@ -46,14 +50,23 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return };
         let (table, size) = (&running.table, cache.config().block_tokens);
-        let root = table.root();
-        let own = root.declared_blocks();
-        let (mut storing, mut unstored, mut missed) = (Vec::new(), 0, 0);
-        for (tier, chunk) in self.transfers.tiers() {
-            let from = sequence.hashes.stored_from(tier, own).unwrap_or(own);
-            let to = chunk_end(cache, chunk, end.min(table.published_blocks() * size));
+        let ((hashes, declared), owner) = (table.chain(), (sequence.id(), slot));
+        let own = table.root().declared_blocks();
+        let end = end.min(table.published_blocks() * size);
+        let stored_to = |tier| sequence.hashes.stored_from(tier, own).unwrap_or(own);
+        let Some(first) = self.transfers.tiers().map(|(tier, _)| stored_to(tier)).min() else { return };
+        // Once for all tiers, unless one of them ends before that.
+        let worth_at_all = cache.worth_storing(table, first, end / size);
+        let (mut unstored, mut missed) = (0, 0);
+        for at in 0..self.transfers.chunks.len() {
+            let (tier, chunk) = (TierId(at as u8), self.transfers.chunks[at]);
+            let from = stored_to(tier);
+            let to = chunk_end(cache, chunk, end);
+            let worth = match worth_at_all * size <= to {
+                true => worth_at_all.max(from),
+                false => cache.worth_storing(table, from, to / size),
+            };
             // Of windows and states only what is read at the end is there.
-            let worth = cache.worth_storing(table, from, to / size);
             let whole = worth > from && cache.needed_groups() > 1;
             let worth = if whole { to } else { to.min(worth.next_multiple_of(chunk) * size) };
             unstored += (to.max(from * size) - worth.max(from * size)) / size;
@@ -64,13 +77,13 @@ impl Scheduler {
             if waiting + left.len() as u32 > cache.config().blocks {
                 missed += left.len();
             } else if !left.is_empty() {
-                let (hashes, pieces) = (table.hashes().clone(), SmallVec::new());
-                storing.push(Storing { tier, root, hashes, left, pieces, held_bytes: 0 });
+                let (hashes, pieces) = (hashes.clone(), SmallVec::new());
+                let storing = Storing { tier, owner, hashes, declared, left, pieces, held_bytes: 0 };
+                self.transfers.storing.push(storing);
             }
         }
         self.counters.unstored_blocks += u64::from(unstored);
         self.counters.missed_blocks += missed as u64;
-        self.transfers.storing.append(&mut storing);
         self.order_stores(cache, Micros(self.now.0 + LEASE_US));
     }
 
@@ -136,12 +149,21 @@ impl Scheduler {
         end.min(left.end.into()) as u32
     }
 
+    /// The table that has the first `to` blocks of what is stored, if there is one.
+    fn table_of(&self, storing: &Storing, to: u32) -> Option<&BlockTable> {
+        let (id, slot) = storing.owner;
+        let running = self.sequences.lives(id, slot).then(|| self.sequences[slot].running())??;
+        let table = &running.table;
+        (table.published_blocks() >= to && table.chain().1 == storing.declared).then_some(table)
+    }
+
     /// Orders blocks up to `to`. `false`: none of them is there any more.
     fn order_piece(&mut self, cache: &mut KvCache, storing: &mut Storing, to: u32, until: Micros) -> bool {
         let (size, from, tier) = (cache.config().block_tokens, storing.left.start, storing.tier);
-        let root = storing.root;
-        let chain = (&storing.hashes, root.declared_blocks() > 0);
-        let (lease, mut contents) = cache.lease(chain, (from, to * size), until.0);
+        let (lease, mut contents) = match self.table_of(storing, to) {
+            Some(table) => cache.lease_table(table, (from, to * size), until.0),
+            None => cache.lease((&storing.hashes, storing.declared), (from, to * size), until.0),
+        };
         let there = from + contents.iter().filter(|content| content.group == 0).count() as u32;
         storing.left.start = to;
         if there < to {
@@ -159,6 +181,8 @@ impl Scheduler {
         }
         storing.pieces.push((lease, contents.len() as u32));
         let lineage = cache.lineage(&contents);
+        let root = *storing.hashes.root();
+        let root = if storing.declared { root } else { root.own() };
         self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
         true
     }

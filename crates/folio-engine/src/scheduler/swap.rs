@@ -63,7 +63,7 @@ impl Scheduler {
             return at_stake;
         }
         let until = Micros(self.now.0 + LEASE_US);
-        let (lease, contents) = cache.lease(table.chain(), (own, to * size), until.0);
+        let (lease, contents) = cache.lease_table(table, (own, to * size), until.0);
         // What a window slid over meanwhile may be gone; then nobody could go on from there.
         if contents.len() as u32 != cache.contents_at(own, to) {
             cache.end_lease(lease);

@@ -18,6 +18,7 @@ mod known;
 mod pieces;
 pub mod s3;
 pub mod valkey;
+mod wire;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,30 +1,26 @@
 //! Valkey or Redis as the server: `GETRANGE`, `SET`, `EXISTS`, each bounded in time, and an answer in bytes.
 //!
 //! Connections are taken for one thing at a time and put back when it was done in order; one on which anything went wrong is closed, so
-//! no late answer is ever taken for another one. A connection of its own reads no more than what was asked for can take. In cluster mode
-//! the client crate makes the connections, and what bounds an answer there is time alone.
+//! no late answer is ever taken for another one. A connection of its own (`wire`) reads no more than what was asked for can take, and a
+//! value to where it stays. In cluster mode the client crate makes the connections, and what bounds an answer there is time alone.
 
 use std::fmt;
 use std::ops::Range;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, IntoConnectionInfo, RedisError, ServerErrorKind, Value};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use redis::{Cmd, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
+use super::wire::Wire;
 use super::{AddressError, Fault, Name, ObjectLimits, Objects};
 use crate::types::Secret;
 
@@ -37,8 +33,6 @@ const LIMITS: ObjectLimits = ObjectLimits {
     find: Duration::from_millis(20),
     carry: Duration::from_secs(2),
 };
-/// What answers take besides values: their frames, and what a server says when a connection begins.
-const FRAME_BYTES: usize = 64 << 10;
 const KEY_PREFIX: &str = "folio:kv:";
 /// Connections that wait for the next question.
 const IDLE: usize = 64;
@@ -57,7 +51,8 @@ pub struct ValkeyConfig {
 pub struct Valkey {
     host: String,
     port: u16,
-    login: redis::RedisConnectionInfo,
+    /// What a connection begins with.
+    login: Vec<Cmd>,
     tls: Option<TlsConnector>,
     cluster: Option<ClusterClient>,
     idle: Mutex<Vec<Conn>>,
@@ -79,17 +74,8 @@ impl fmt::Debug for Valkey {
 }
 
 enum Conn {
-    Single { conn: MultiplexedConnection, room: Arc<AtomicUsize>, _driver: Driver },
+    Single(Wire),
     Cluster(ClusterConnection),
-}
-
-/// Ends the task with the connection.
-struct Driver(AbortHandle);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Valkey {
@@ -130,6 +116,7 @@ impl Valkey {
         let tls = tls.then(|| connector(config.authorities.as_deref())).transpose()?;
         let cluster =
             cluster.then(|| cluster_client(info.set_redis_settings(login.clone()), config)).transpose()?;
+        let login = greeting(&login);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(4)
@@ -149,23 +136,22 @@ impl Valkey {
         }
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
         stream.set_nodelay(true)?;
-        let room = Arc::new(AtomicUsize::new(FRAME_BYTES));
-        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let (conn, driver) = match &self.tls {
-            None => {
-                let stream = Bounded { stream, room: room.clone() };
-                let made = MultiplexedConnection::new_with_config(&self.login, stream, config).await?;
-                (made.0, tokio::spawn(made.1))
-            }
+        let mut wire = match &self.tls {
+            None => Wire::new(stream),
             Some(tls) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(std::io::Error::other)?;
-                let stream = tls.connect(name, stream).await?;
-                let stream = Bounded { stream, room: room.clone() };
-                let made = MultiplexedConnection::new_with_config(&self.login, stream, config).await?;
-                (made.0, tokio::spawn(made.1))
+                Wire::new(tls.connect(name, stream).await?)
             }
         };
-        Ok(Conn::Single { conn, room, _driver: Driver(driver.abort_handle()) })
+        let denied = |error: RedisError| match error.kind() {
+            ErrorKind::Extension => {
+                let what = "Password authentication failed";
+                RedisError::from((ErrorKind::AuthenticationFailed, what, error.to_string()))
+            }
+            _ => error,
+        };
+        wire.ask(&self.login, 0).await.map_err(denied)?;
+        Ok(Conn::Single(wire))
     }
 
     /// Asks everything at once. `bytes`: what the answers take at most, without their frames.
@@ -178,14 +164,7 @@ impl Valkey {
                 None => self.connect().await?,
             };
             let answers: Vec<Value> = match &mut conn {
-                Conn::Single { conn, room, .. } => {
-                    room.store(bytes + FRAME_BYTES, Relaxed);
-                    let one = |command| {
-                        let mut conn = conn.clone();
-                        async move { conn.req_packed_command(command).await }
-                    };
-                    join_all(commands.iter().map(one)).await.into_iter().collect::<Result<_, _>>()?
-                }
+                Conn::Single(wire) => wire.ask(commands, bytes).await?,
                 Conn::Cluster(conn) => {
                     let one = |command| {
                         let mut conn = conn.clone();
@@ -295,6 +274,22 @@ fn command(what: &str, name: &Name) -> Cmd {
     command
 }
 
+/// Who asks, and in which of the server's databases.
+fn greeting(login: &RedisConnectionInfo) -> Vec<Cmd> {
+    let mut commands = Vec::new();
+    if let Some(password) = login.password() {
+        let mut auth = redis::cmd("AUTH");
+        auth.arg(login.username()).arg(password);
+        commands.push(auth);
+    }
+    if login.db() != 0 {
+        let mut select = redis::cmd("SELECT");
+        select.arg(login.db());
+        commands.push(select);
+    }
+    commands
+}
+
 /// With the public authorities, or those in `pem`.
 fn connector(pem: Option<&[u8]>) -> Result<TlsConnector, AddressError> {
     let mut roots = RootCertStore::empty();
@@ -332,46 +327,4 @@ fn cluster_client(info: redis::ConnectionInfo, config: &ValkeyConfig) -> Result<
         builder = builder.certs(certificates);
     }
     builder.build().map_err(|error| AddressError::Url(error.to_string()))
-}
-
-/// A stream of which only so many bytes are read.
-struct Bounded<S> {
-    stream: S,
-    room: Arc<AtomicUsize>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        let before = buf.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        let bytes = buf.filled().len() - before;
-        let room = self.room.load(Relaxed);
-        if bytes > room {
-            return Poll::Ready(Err(std::io::Error::other("it sends more than it was asked for")));
-        }
-        self.room.store(room - bytes, Relaxed);
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }

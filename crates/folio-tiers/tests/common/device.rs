@@ -100,10 +100,11 @@ pub fn store_order(hashes: &BlockHashes, contents: Vec<Content>) -> StoreOrder {
 pub fn lineage(hashes: &BlockHashes, contents: &[Content]) -> Lineage {
     let declared = hashes.root().declared_blocks() > 0;
     let blocks = || contents.iter().filter(|content| content.group == 0).map(|content| content.index);
-    let parent = |index: u32| index.checked_sub(1).and_then(|index| hashes.get(declared, index)).copied();
+    let before = blocks().next().and_then(|first| first.checked_sub(1));
     Lineage {
-        parents: blocks().map(parent).collect(),
+        parent: before.and_then(|before| hashes.get(declared, before)).copied(),
         tokens: blocks().flat_map(tokens).collect(),
+        block_tokens: BLOCK_TOKENS,
         retentions: Vec::new(),
     }
 }
