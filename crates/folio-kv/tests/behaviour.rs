@@ -295,14 +295,15 @@ fn a_copy_that_was_never_run_is_never_indexed() {
 fn an_abandoned_attach_leaves_no_trace_in_the_statistics() {
     let (mut cache, root) = (cache(8, 4), root(0));
     serve(&mut cache, &root, &range(0..10));
-    let before = cache.stats();
+    let mut before = cache.stats();
     let tenant = cache.tenant_stats(TenantId(0));
     let (mut table, copy) = cache.attach_at(&root, &range(0..12), 11);
     assert!(!copy.is_empty());
     cache.grow(&mut table, 12, &mut Vec::new()).unwrap();
     cache.release(table, &range(0..12));
     let after = cache.stats();
-    assert_eq!(folio_kv::CacheStats { allocations: before.allocations, ..after }, before);
+    before.groups[0].allocations = after.allocations;
+    assert_eq!(after, before);
     assert_eq!(cache.tenant_stats(TenantId(0)), tenant);
     cache.check(&[]).unwrap();
 }
