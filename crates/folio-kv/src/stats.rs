@@ -4,11 +4,8 @@
 use std::ops::{Add, Deref, Sub};
 
 use crate::cache::KvCache;
-use crate::counts::MAX_GROUPS;
+use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::types::{GroupConfig, TenantId};
-
-/// Most cache groups beside group 0.
-pub const MAX_WINDOWS: usize = MAX_GROUPS - 1;
 
 /// The whole cache. What is not said to be of all groups is of group 0, whose pool's figures are found here by name, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,18 +162,16 @@ fn unwritten_share(written: u64, slots: u64) -> f64 {
     if slots == 0 { 0.0 } else { (slots - written) as f64 / slots as f64 }
 }
 
-/// One tenant's part. Summed over all tenants, each field equals its namesake in [`CacheStats`] or [`GroupStats`].
+/// One tenant's part. Summed over all tenants, each figure equals that of [`CacheStats`] or [`GroupStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantStats {
-    pub active_blocks: u32,
-    pub cached_blocks: u32,
+    /// Blocks of each group.
+    pub active: GroupCounts,
+    pub cached: GroupCounts,
     pub pinned_blocks: u32,
     pub queries: QueryStats,
     /// Cached blocks of this tenant that were dropped to make room, for whomever (counter).
     pub evictions: u64,
-    /// Blocks of each group from 1 on.
-    pub active_windows: [u32; MAX_WINDOWS],
-    pub cached_windows: [u32; MAX_WINDOWS],
 }
 
 impl TenantStats {
@@ -205,10 +200,8 @@ impl KvCache {
         let Some(tenant) = self.tenants.get(&tenant) else { return TenantStats::default() };
         let held = tenant.held;
         TenantStats {
-            active_blocks: held[0].active,
-            cached_blocks: held[0].cached,
-            active_windows: std::array::from_fn(|at| held[at + 1].active),
-            cached_windows: std::array::from_fn(|at| held[at + 1].cached),
+            active: self.each_group(|group| held[group].active),
+            cached: self.each_group(|group| held[group].cached),
             ..tenant.stats
         }
     }

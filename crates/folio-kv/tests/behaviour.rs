@@ -43,7 +43,7 @@ fn a_prefix_is_found_to_the_token_and_counted() {
     assert_eq!(cache.stats().copies, 1);
     let tenant = cache.tenant_stats(TenantId(0));
     assert_eq!(
-        (tenant.queries.tokens, tenant.queries.hit_tokens, tenant.active_blocks, tenant.cached_blocks),
+        (tenant.queries.tokens, tenant.queries.hit_tokens, tenant.active[0], tenant.cached[0]),
         (20, 9, 3, 1)
     );
     cache.check(&[&table]).unwrap();
@@ -334,7 +334,7 @@ fn tenants_are_walls() {
     cache.clear(Some(TenantId(1)));
     assert_eq!(cache.probe_at(&alice, &tokens), 0);
     assert_eq!(cache.probe_at(&bob, &tokens), 10);
-    assert_eq!(cache.tenant_stats(TenantId(1)).cached_blocks, 0);
+    assert_eq!(cache.tenant_stats(TenantId(1)).cached[0], 0);
     cache.check(&[]).unwrap();
 }
 

@@ -270,7 +270,7 @@ impl Scheduler {
 
     /// Blocks that other tenants, who wait and hold less than their guarantee, will want before a tenant above its own.
     fn claims(&self, cache: &KvCache, tenant: TenantId, now: u32) -> u32 {
-        let active = |tenant: TenantId| cache.tenant_stats(tenant).active_blocks;
+        let active = |tenant: TenantId| cache.tenant_stats(tenant).active[0];
         if !cache.has_quotas() || active(tenant) + now <= cache.quota(tenant).guarantee {
             return 0;
         }

@@ -117,7 +117,7 @@ impl Scheduler {
             GivesWay::Anybody => true,
             _ if owner == requester.owner() => true,
             GivesWay::Tenant => false,
-            GivesWay::Borrowers => cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee,
+            GivesWay::Borrowers => cache.tenant_stats(owner).active[0] > cache.quota(owner).guarantee,
         };
         yields && !other.outranks(requester)
     }
