@@ -60,6 +60,21 @@ pub(crate) enum Kind {
 }
 
 impl Node {
+    /// A record without content.
+    const EMPTY: Self = Self {
+        hash: BlockHash([0; 32]),
+        tenant: TenantId(0),
+        parent: NONE,
+        first_child: NONE,
+        prev_sibling: NONE,
+        next_sibling: NONE,
+        block: NONE,
+        children: 0,
+        depth: 0,
+        hits: 0,
+        kind: Kind::Full,
+    };
+
     pub fn is_tail(&self) -> bool {
         self.kind == Kind::Tail
     }
@@ -96,19 +111,7 @@ pub(crate) struct Nodes {
 impl Nodes {
     pub fn new(most: u32) -> Self {
         assert!(most < ROOT - 1, "nodes are named by 31 bits");
-        let empty = |at: u32| Node {
-            hash: BlockHash([0; 32]),
-            tenant: TenantId(0),
-            parent: NONE,
-            first_child: NONE,
-            prev_sibling: NONE,
-            next_sibling: if at + 1 < most { at + 1 } else { NONE },
-            block: NONE,
-            children: 0,
-            depth: 0,
-            hits: 0,
-            kind: Kind::Full,
-        };
+        let empty = |at: u32| Node { next_sibling: if at + 1 < most { at + 1 } else { NONE }, ..Node::EMPTY };
         Self {
             nodes: (0..most).map(empty).collect(),
             free: if most > 0 { 0 } else { NONE },
@@ -221,17 +224,13 @@ impl Nodes {
         self.free = self.node(id).next_sibling;
         self.len += 1;
         *self.node_mut(id) = Node {
-            hash: hash.unwrap_or(BlockHash([0; 32])),
+            hash: hash.unwrap_or(Node::EMPTY.hash),
             tenant,
             parent,
-            first_child: NONE,
-            prev_sibling: NONE,
-            next_sibling: NONE,
             block,
-            children: 0,
             depth,
-            hits: 0,
             kind: if hash.is_some() { Kind::Full } else { Kind::Tail },
+            ..Node::EMPTY
         };
         if let Some(hash) = hash {
             self.index.insert(&hash, id);

@@ -22,6 +22,7 @@ use crate::request::{
 use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
+#[derive(Default)]
 pub(crate) struct RequestState {
     pub deadline: Option<Micros>,
     pub prompt_len: u32,
@@ -73,11 +74,8 @@ impl Scheduler {
             members: Vec::with_capacity(request.n as usize),
             unforked: (0..request.n).collect(),
             sampled: Vec::with_capacity(request.n as usize),
-            scheduled: false,
-            cached_tokens: None,
-            cached_us: 0.0,
-            scores: Vec::new(),
             seed: request.sampling.seed,
+            ..RequestState::default()
         };
         let id = request.id;
         self.prefetches.look = true;
