@@ -118,7 +118,7 @@ impl Scheduler {
         let above = of_tenant.saturating_sub(ceiling);
         let mut blocks = (asked.blocks + asked.left).saturating_sub(pools);
         blocks[0] = blocks[0].max(above);
-        let used = self.adapters.in_use().len() as u32 + asked.adapters;
+        let used = self.adapters.in_use.len() as u32 + asked.adapters;
         let adapters = used.saturating_sub(self.config.max_adapters).min(asked.adapters);
         let bytes = cache.loading_bytes() + asked.transfer_bytes;
         let transfer_bytes = bytes.saturating_sub(self.config.max_transfer_bytes).min(asked.transfer_bytes);
@@ -135,7 +135,7 @@ impl Scheduler {
     /// Adapters that a sequence which does not run would bring to those in use.
     pub(super) fn new_adapters(&self, slot: Slot) -> u32 {
         let adapter = self.sequences[slot].request.adapter_id();
-        u32::from(adapter.is_some_and(|adapter| !self.adapters.in_use().contains_key(&adapter)))
+        u32::from(adapter.is_some_and(|adapter| !self.adapters.in_use.contains_key(&adapter)))
     }
 
     /// What a tenant may take without breaking a reservation but `own`'s: of the pools, and of group 0 below its ceiling.
