@@ -46,7 +46,7 @@ impl Collector for EngineCollector {
                 ),
                 "folio:waits_total" => waits(stats.counters.waits),
                 "folio:waits_expired_total" => waits(stats.counters.waits_expired),
-                "vllm:kv_cache_usage_perc" => Samples::Gauge(stats.kv_usage()),
+                "vllm:kv_cache_usage_perc" => Samples::Gauge(cache.usage()),
                 "vllm:cache_config_info" => Samples::Gauges(vec![(
                     vec![
                         ("num_gpu_blocks", cache.blocks.to_string()),
