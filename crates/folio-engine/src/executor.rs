@@ -55,8 +55,6 @@ pub struct ModelExecutor {
     sampled: Vec<SampledHere>,
     /// What a backend that samples is asked, as [`ask`] finds it.
     asked: Vec<Served>,
-    /// Of those, what is chosen here.
-    here: Vec<ChosenHere>,
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
@@ -137,7 +135,6 @@ impl ModelExecutor {
             served: Vec::new(),
             sampled: Vec::new(),
             asked: Vec::new(),
-            here: Vec::new(),
             sum: None,
             outcomes: Vec::new(),
             answers: Vec::new(),
@@ -280,12 +277,13 @@ impl ModelExecutor {
         answered
     }
 
-    /// Begins the batch on a backend that samples, and keeps what is chosen here.
-    fn begin_asked(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.here.clear();
-        self.here.extend(chosen_here(plan, &self.asked, |drafts| named(drafts, &self.drafts)));
+    /// Begins the batch on a backend that samples. Returns what is chosen here of it.
+    fn begin_asked(&mut self, plan: &StepPlan) -> Result<Vec<ChosenHere>, ExecutorError> {
+        let mut here = self.spare_here.pop().unwrap_or_default();
+        here.clear();
+        here.extend(chosen_here(plan, &self.asked, |drafts| named(drafts, &self.drafts)));
         let begun = self.backend.begin_and_sample(&self.batch, &mut rows(plan, &self.asked));
-        begun.map_err(|error| {
+        begun.map(|()| here).map_err(|error| {
             self.lose_tables();
             ExecutorError { step: plan.step, reason: error.to_string() }
         })
@@ -363,13 +361,12 @@ impl ModelExecutor {
         if !answered || !ask(plan, &self.served, most, &mut self.asked) {
             return Ok(None);
         }
-        self.begin_asked(plan)?;
+        let here = self.begin_asked(plan)?;
         self.batch.clear();
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.features.clear();
         output.drafts.clone_from(&self.drafts);
-        let here = std::mem::replace(&mut self.here, self.spare_here.pop().unwrap_or_default());
         Ok(Some(Begun { step: plan.step, rows: Some(self.asked.len()), here, output, failed: None }))
     }
 
@@ -416,8 +413,7 @@ impl ModelExecutor {
 
     /// The backend computes the batch and chooses.
     fn sample_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.begin_asked(plan)?;
-        let (mut here, mut answers) = (std::mem::take(&mut self.here), std::mem::take(&mut self.answers));
+        let (mut here, mut answers) = (self.begin_asked(plan)?, std::mem::take(&mut self.answers));
         let answered = self.take_answers(plan.step, self.asked.len(), &mut here, &mut answers);
         let mut all = answers.drain(..);
         for served in &self.served {
@@ -429,7 +425,8 @@ impl ModelExecutor {
             }
         }
         drop(all);
-        (self.here, self.answers) = (here, answers);
+        self.spare_here.push(here);
+        self.answers = answers;
         answered
     }
 
@@ -591,11 +588,10 @@ impl Executor for ModelExecutor {
             return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
         };
         self.complete(&mut begun);
-        let Begun { step, mut here, output, failed, .. } = begun;
+        let Begun { step, here, output, failed, .. } = begun;
         self.spare.push(std::mem::replace(&mut self.output, output));
         self.output.step = step;
         if here.capacity() > 0 {
-            here.clear();
             self.spare_here.push(here);
         }
         failed.map_or(Ok(&self.output), Err)
