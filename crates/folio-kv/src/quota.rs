@@ -18,7 +18,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::blocks::Held;
+use crate::account::Held;
 use crate::cache::KvCache;
 use crate::check::{at_most, count};
 use crate::types::TenantId;
