@@ -98,11 +98,7 @@ impl KvCache {
 
     /// Blocks of `group` that `grow` can get: free ones and those that would be given up for it.
     pub(crate) fn available_in(&self, group: usize) -> u32 {
-        let evictable = match group {
-            0 => self.policy.evictable().min(self.groups[0].stats.cached_blocks),
-            _ => self.groups[group].stats.cached_blocks,
-        };
-        self.groups[group].pool.free() + evictable
+        self.groups[group].pool.free() + self.groups[group].stats.cached_blocks
     }
 
     /// A block to write in, referenced once: free ones first, then what is given up.

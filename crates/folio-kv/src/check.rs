@@ -295,8 +295,6 @@ impl KvCache {
         }
         let misplaced = self.policy.misplaced(|block| pool.slot(block).tenant);
         count("blocks in the wrong list of the eviction order", 0, misplaced)?;
-        let cached = self.groups[0].stats.cached_blocks;
-        count("evictable blocks", self.policy.evictable().into(), cached.into())?;
         let pinned: FxHashSet<_> = self.prefixes.pinned().map(|(_, hash)| *hash).collect();
         count("pinned blocks", self.stats.pinned_blocks.into(), pinned.len() as u64)
     }

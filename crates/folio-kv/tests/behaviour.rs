@@ -398,26 +398,16 @@ fn the_policy_decides_who_goes() {
 #[derive(Default)]
 struct Faulty {
     calls: u32,
-    freed: u32,
 }
 
 impl EvictionPolicy for Faulty {
     fn resize(&mut self, _blocks: u32) {}
-    fn on_free(&mut self, _block: BlockId, _meta: &BlockMeta) {
-        self.freed += 1;
-    }
-    fn on_use(&mut self, _block: BlockId, _meta: &BlockMeta) {
-        self.freed -= 1;
-    }
-    fn on_remove(&mut self, _block: BlockId, _meta: &BlockMeta) {
-        self.freed -= 1;
-    }
+    fn on_free(&mut self, _block: BlockId, _meta: &BlockMeta) {}
+    fn on_use(&mut self, _block: BlockId, _meta: &BlockMeta) {}
+    fn on_remove(&mut self, _block: BlockId, _meta: &BlockMeta) {}
     fn victim(&mut self) -> Option<BlockId> {
         self.calls += 1;
         [Some(BlockId(0)), Some(BlockId(u32::MAX)), None][self.calls as usize % 3]
-    }
-    fn evictable(&self) -> u32 {
-        self.freed
     }
 }
 
@@ -479,9 +469,6 @@ impl EvictionPolicy for Recorder {
     }
     fn victim(&mut self) -> Option<BlockId> {
         self.lru.victim()
-    }
-    fn evictable(&self) -> u32 {
-        self.lru.evictable()
     }
 }
 
