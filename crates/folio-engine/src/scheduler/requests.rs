@@ -60,13 +60,8 @@ impl Scheduler {
         self.queued.requests += 1;
         let queued_tokens = request.queued_tokens();
         self.queued.tokens += queued_tokens;
-        self.arrival += 1;
-        let rank = Rank {
-            class: request.class,
-            priority: request.priority,
-            arrival: self.arrival,
-            id: self.new_sequence_id(),
-        };
+        let first = self.new_sequence_id();
+        let rank = Rank { class: request.class, priority: request.priority, arrival: first.0, id: first };
         let mut state = RequestState {
             deadline: request.deadline,
             prompt_len: request.prompt.len() as u32,
