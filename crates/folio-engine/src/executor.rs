@@ -47,8 +47,6 @@ pub struct ModelExecutor {
     batch: Batch,
     /// Of each slot, whose block tables the backend has, and of which step; those of this one are in the batch or were.
     tables: Vec<(SequenceId, u64)>,
-    /// The step being computed.
-    step: u64,
     /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
     /// The sequences of `served`, where they are sampled here.
@@ -131,7 +129,6 @@ impl ModelExecutor {
                 ..Batch::default()
             },
             tables: Vec::new(),
-            step: 0,
             served: Vec::new(),
             sampled: Vec::new(),
             asked: Vec::new(),
@@ -192,7 +189,7 @@ impl ModelExecutor {
             *samples += same;
         }
         if last > first {
-            self.edit_tables(plan);
+            self.edit_tables(step.step, plan);
             let adapter = plan.adapter.as_ref().map(|adapter| adapter.weights.clone());
             if adapter.is_some() || !self.batch.adapters.is_empty() {
                 self.batch.adapters.resize(self.batch.spans.len(), None);
@@ -220,13 +217,13 @@ impl ModelExecutor {
     }
 
     /// Has the backend's block tables of a sequence be those of the plan: what changed where it has those of the plan before, else all.
-    fn edit_tables(&mut self, plan: &SequencePlan) {
+    fn edit_tables(&mut self, step: u64, plan: &SequencePlan) {
         let slot = plan.table_slot as usize;
         if slot >= self.tables.len() {
             self.tables.resize(slot + 1, NOBODY);
         }
-        let had = std::mem::replace(&mut self.tables[slot], (plan.id, self.step));
-        if had == (plan.id, self.step) {
+        let had = std::mem::replace(&mut self.tables[slot], (plan.id, step));
+        if had == (plan.id, step) {
             return;
         }
         let follows = had == (plan.id, plan.since);
@@ -337,7 +334,6 @@ impl ModelExecutor {
         };
         self.served.clear();
         self.sum = None;
-        self.step = plan.step;
         let copies = plan.copies.iter().filter(|copy| (copy.group as usize) < self.groups);
         self.batch.copies.extend(copies.map(|c| BlockCopy {
             group: c.group,
