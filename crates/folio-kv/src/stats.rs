@@ -5,7 +5,8 @@ use std::ops::{Add, Deref, Sub};
 
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
-use crate::types::{GroupConfig, TenantId};
+use crate::group::Group;
+use crate::types::TenantId;
 
 /// The whole cache. What is not said to be of all groups is of group 0, whose pool's figures are found here by name, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,16 +98,6 @@ pub struct GroupStats {
 }
 
 impl GroupStats {
-    pub(crate) fn new(config: &GroupConfig) -> Self {
-        Self {
-            blocks: config.blocks,
-            block_tokens: config.block_tokens,
-            bytes_per_block: config.bytes_per_block,
-            free_blocks: config.blocks,
-            ..Self::default()
-        }
-    }
-
     /// Share of the pool that tables hold, 0..=1.
     pub fn usage(&self) -> f64 {
         if self.blocks == 0 { 0.0 } else { f64::from(self.active_blocks) / f64::from(self.blocks) }
@@ -184,12 +175,15 @@ impl TenantStats {
 
 impl KvCache {
     pub fn stats(&self) -> CacheStats {
-        let group = |at: usize| {
-            let group = self.groups.get(at)?;
-            Some(GroupStats { free_blocks: group.pool.free(), ..group.stats })
+        let stats = |group: &Group| GroupStats {
+            blocks: group.config.blocks,
+            block_tokens: group.config.block_tokens,
+            bytes_per_block: group.config.bytes_per_block,
+            free_blocks: group.pool.free(),
+            ..group.stats
         };
         CacheStats {
-            groups: std::array::from_fn(|at| group(at).unwrap_or_default()),
+            groups: std::array::from_fn(|at| self.groups.get(at).map(stats).unwrap_or_default()),
             copies: self.stats.copies + self.stats.queries.copies,
             ..self.stats
         }
