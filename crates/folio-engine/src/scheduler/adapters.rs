@@ -172,7 +172,7 @@ impl Scheduler {
     pub(super) fn waits_for_adapter(&mut self, slot: Slot) -> bool {
         let Some(id) = self.sequences[slot].request.adapter_id() else { return false };
         if !self.adapters.by_id.contains_key(&id) && !self.order_adapter(slot) {
-            self.refuse_adapter(slot);
+            self.refuse(slot, WaitingFor::Turn);
             return true;
         }
         if !self.is_wanted_before(id, slot) {
