@@ -197,11 +197,6 @@ impl Sources {
             reserve: ANSWER_RESERVE.min(request.sampling.max_tokens as usize),
         }))
     }
-
-    /// The tokens of the prompt that an answer's text begins with.
-    fn tail(&self) -> &[u32] {
-        tail(self.speculation.prompt())
-    }
 }
 
 /// The drafters of an engine: what is admitted is opened, what was told is followed, and before each plan it is proposed.
@@ -253,7 +248,7 @@ impl Drafters {
     fn grow(&mut self, id: RequestId, choice: u32, token: u32) {
         let Some(sources) = self.requests.get_mut(&id) else { return };
         if sources.choices[choice as usize].is_none() {
-            let text = GrowingText::of(sources.tail(), sources.reserve);
+            let text = GrowingText::of(tail(sources.speculation.prompt()), sources.reserve);
             let prediction = Alignment::default();
             sources.choices[choice as usize] = Some(ChoiceText { text, prediction });
         }
@@ -273,7 +268,8 @@ impl Drafters {
             && whole
             && sources.speculation.drafter == Drafter::Suffix
         {
-            self.answers.add(sources.owner, text.into_tokens(), sources.tail().len());
+            let before = tail(sources.speculation.prompt()).len();
+            self.answers.add(sources.owner, text.into_tokens(), before);
         }
         sources.left -= 1;
         if sources.left == 0 {

@@ -247,13 +247,13 @@ impl<M: Executor, D: Executor> Executor for DraftingExecutor<M, D> {
     }
 
     fn finish(&mut self) -> Result<&StepOutput, ExecutorError> {
-        let step = self.features.oldest();
-        let output = self.model.finish()?;
-        if !self.broken {
-            self.features.put(&step, &output.features);
-        }
-        self.features.recycle(step);
-        Ok(output)
+        let finished = self.model.finish();
+        let given: &[f32] = match &finished {
+            Ok(output) if !self.broken => &output.features,
+            _ => &[],
+        };
+        self.features.finished(given);
+        finished
     }
 }
 
@@ -290,7 +290,8 @@ fn sample(
         *history = counted.unwrap_or_else(|| history.clone());
         Arc::make_mut(history).push(*draft);
     }
-    let guide = spec.guide.as_ref().map(|guide| GuideRef(Arc::new(Behind::new(guide, drafts))));
+    let behind = |guide: &GuideRef| Behind { guide: guide.clone(), drafts: drafts.into() };
+    let guide = spec.guide.as_ref().map(|guide| GuideRef(Arc::new(behind(guide))));
     let SampleSpec { seed, position, forbid_stop, .. } = *spec;
     let spec = SampleSpec { params, seed, position, history, forbid_stop, guide };
     Some(SamplePlan { row, want: Want::Token(spec) })
@@ -308,12 +309,6 @@ fn parameters(mut sample: SamplePlan) -> SamplePlan {
 struct Behind {
     guide: GuideRef,
     drafts: SmallVec<[u32; 16]>,
-}
-
-impl Behind {
-    fn new(guide: &GuideRef, drafts: &[u32]) -> Self {
-        Self { guide: guide.clone(), drafts: drafts.into() }
-    }
 }
 
 impl Guide for Behind {

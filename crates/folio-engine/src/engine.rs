@@ -73,11 +73,13 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     if parts.tiers.len() > TIERS_MAX {
         return Err(StartError::Tiers(parts.tiers.len()));
     }
-    let scheduler = Scheduler::new(config.clone())?;
-    let mut scheduler = scheduler
+    let preempted_in = parts.tiers.iter().position(|tier| tier.swaps());
+    let scheduler = Scheduler::new(config.clone())?
         .with_overlap(parts.executor.depth(), parts.executor.lag())
         .with_drafter(parts.executor.drafter())
-        .with_vocab(parts.vocab);
+        .with_vocab(parts.vocab)
+        .with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()))
+        .swapping_to(preempted_in.map(|at| TierId(at as u8)));
     let limit = Queued { requests: config.max_queued_requests, tokens: config.max_queued_tokens };
     let kv = *parts.cache.config();
     let mut cache = parts.cache;
@@ -100,10 +102,6 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
         clock: parts.clock.clone(),
         next_id: AtomicU64::new(1),
     });
-    let preempted_in = parts.tiers.iter().position(|tier| tier.swaps());
-    scheduler = scheduler
-        .with_tiers(parts.tiers.iter().map(|tier| tier.chunk_blocks()))
-        .swapping_to(preempted_in.map(|at| TierId(at as u8)));
     for tier in &parts.tiers {
         let mailbox = shared.mailbox.clone();
         let reports = Box::new(move |report| mailbox.report_transfer(report));
@@ -112,10 +110,18 @@ pub fn start(parts: EngineParts) -> Result<EngineHandle, StartError> {
     if let Some(feed) = &parts.events {
         feed.open(&mut cache);
     }
-    let mut executor = Guarded::new(parts.executor, parts.clock, parts.tiers, parts.events);
-    if shared.config.max_adapters > 0 {
-        executor.loader = Some(AdapterLoader::start(shared.mailbox.clone())?);
-    }
+    let loads = shared.config.max_adapters > 0;
+    let executor = Guarded {
+        loader: loads.then(|| AdapterLoader::start(shared.mailbox.clone())).transpose()?,
+        begun: VecDeque::with_capacity(parts.executor.depth()),
+        executor: parts.executor,
+        clock: parts.clock,
+        tiers: parts.tiers,
+        computed: false,
+        broken: None,
+        last_error: None,
+        events: parts.events,
+    };
     let mut engine = Engine {
         mailbox: shared.mailbox.clone(),
         scheduler,
@@ -349,26 +355,6 @@ impl StepDriver for Guarded {
 }
 
 impl Guarded {
-    fn new(
-        executor: Box<dyn Executor>,
-        clock: Arc<dyn Clock>,
-        tiers: Vec<Arc<dyn Tier>>,
-        events: Option<Arc<EventFeed>>,
-    ) -> Self {
-        let begun = VecDeque::with_capacity(executor.depth());
-        Self {
-            executor,
-            clock,
-            tiers,
-            loader: None,
-            begun,
-            computed: false,
-            broken: None,
-            last_error: None,
-            events,
-        }
-    }
-
     fn tell_events(&self, cache: &mut KvCache) {
         if let Some(feed) = &self.events {
             feed.put(cache);

@@ -47,16 +47,12 @@ pub struct ModelExecutor {
     batch: Batch,
     /// Of each slot, whose block tables the backend has, and of which step; those of this one are in the batch or were.
     tables: Vec<(SequenceId, u64)>,
-    /// The step being computed.
-    step: u64,
     /// What the rows of logits, and the hidden rows, of `batch` are for, in the order of the plan.
     served: Vec<Served>,
     /// The sequences of `served`, where they are sampled here.
     sampled: Vec<SampledHere>,
     /// What a backend that samples is asked, as [`ask`] finds it.
     asked: Vec<Served>,
-    /// Of those, what is chosen here.
-    here: Vec<ChosenHere>,
     /// Of the hidden states of a sequence's rows so far, where a flush came in between them.
     sum: Option<Vec<f64>>,
     outcomes: Vec<Outcome>,
@@ -133,11 +129,9 @@ impl ModelExecutor {
                 ..Batch::default()
             },
             tables: Vec::new(),
-            step: 0,
             served: Vec::new(),
             sampled: Vec::new(),
             asked: Vec::new(),
-            here: Vec::new(),
             sum: None,
             outcomes: Vec::new(),
             answers: Vec::new(),
@@ -195,7 +189,7 @@ impl ModelExecutor {
             *samples += same;
         }
         if last > first {
-            self.edit_tables(plan);
+            self.edit_tables(step.step, plan);
             let adapter = plan.adapter.as_ref().map(|adapter| adapter.weights.clone());
             if adapter.is_some() || !self.batch.adapters.is_empty() {
                 self.batch.adapters.resize(self.batch.spans.len(), None);
@@ -223,13 +217,13 @@ impl ModelExecutor {
     }
 
     /// Has the backend's block tables of a sequence be those of the plan: what changed where it has those of the plan before, else all.
-    fn edit_tables(&mut self, plan: &SequencePlan) {
+    fn edit_tables(&mut self, step: u64, plan: &SequencePlan) {
         let slot = plan.table_slot as usize;
         if slot >= self.tables.len() {
             self.tables.resize(slot + 1, NOBODY);
         }
-        let had = std::mem::replace(&mut self.tables[slot], (plan.id, self.step));
-        if had == (plan.id, self.step) {
+        let had = std::mem::replace(&mut self.tables[slot], (plan.id, step));
+        if had == (plan.id, step) {
             return;
         }
         let follows = had == (plan.id, plan.since);
@@ -280,12 +274,13 @@ impl ModelExecutor {
         answered
     }
 
-    /// Begins the batch on a backend that samples, and keeps what is chosen here.
-    fn begin_asked(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.here.clear();
-        self.here.extend(chosen_here(plan, &self.asked, |drafts| named(drafts, &self.drafts)));
+    /// Begins the batch on a backend that samples. Returns what is chosen here of it.
+    fn begin_asked(&mut self, plan: &StepPlan) -> Result<Vec<ChosenHere>, ExecutorError> {
+        let mut here = self.spare_here.pop().unwrap_or_default();
+        here.clear();
+        here.extend(chosen_here(plan, &self.asked, |drafts| named(drafts, &self.drafts)));
         let begun = self.backend.begin_and_sample(&self.batch, &mut rows(plan, &self.asked));
-        begun.map_err(|error| {
+        begun.map(|()| here).map_err(|error| {
             self.lose_tables();
             ExecutorError { step: plan.step, reason: error.to_string() }
         })
@@ -339,7 +334,6 @@ impl ModelExecutor {
         };
         self.served.clear();
         self.sum = None;
-        self.step = plan.step;
         let copies = plan.copies.iter().filter(|copy| (copy.group as usize) < self.groups);
         self.batch.copies.extend(copies.map(|c| BlockCopy {
             group: c.group,
@@ -363,13 +357,12 @@ impl ModelExecutor {
         if !answered || !ask(plan, &self.served, most, &mut self.asked) {
             return Ok(None);
         }
-        self.begin_asked(plan)?;
+        let here = self.begin_asked(plan)?;
         self.batch.clear();
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.features.clear();
         output.drafts.clone_from(&self.drafts);
-        let here = std::mem::replace(&mut self.here, self.spare_here.pop().unwrap_or_default());
         Ok(Some(Begun { step: plan.step, rows: Some(self.asked.len()), here, output, failed: None }))
     }
 
@@ -416,8 +409,7 @@ impl ModelExecutor {
 
     /// The backend computes the batch and chooses.
     fn sample_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        self.begin_asked(plan)?;
-        let (mut here, mut answers) = (std::mem::take(&mut self.here), std::mem::take(&mut self.answers));
+        let (mut here, mut answers) = (self.begin_asked(plan)?, std::mem::take(&mut self.answers));
         let answered = self.take_answers(plan.step, self.asked.len(), &mut here, &mut answers);
         let mut all = answers.drain(..);
         for served in &self.served {
@@ -429,7 +421,8 @@ impl ModelExecutor {
             }
         }
         drop(all);
-        (self.here, self.answers) = (here, answers);
+        self.spare_here.push(here);
+        self.answers = answers;
         answered
     }
 
@@ -591,11 +584,10 @@ impl Executor for ModelExecutor {
             return Err(ExecutorError { step: 0, reason: "no step was begun".to_owned() });
         };
         self.complete(&mut begun);
-        let Begun { step, mut here, output, failed, .. } = begun;
+        let Begun { step, here, output, failed, .. } = begun;
         self.spare.push(std::mem::replace(&mut self.output, output));
         self.output.step = step;
         if here.capacity() > 0 {
-            here.clear();
             self.spare_here.push(here);
         }
         failed.map_or(Ok(&self.output), Err)

@@ -54,7 +54,7 @@ impl Incoming {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     #[default]
     Open,
@@ -229,9 +229,7 @@ impl Mailbox {
 
     pub fn advance(&self, phase: Phase) {
         let mut state = self.lock();
-        if state.phase < phase {
-            state.phase = phase;
-        }
+        state.phase = state.phase.max(phase);
         drop(state);
         self.posted.notify_one();
     }

@@ -21,7 +21,7 @@ use crate::guide::GuideRef;
 use crate::request::{SamplingParams, TokenLogprobs};
 
 /// A sequence is one choice of one request. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
 /// Copy `tokens` positions of block `from` into block `to`, before anything else in the step, in list order.
@@ -40,7 +40,7 @@ pub struct StepPlan {
     pub features: Vec<f32>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequencePlan {
     pub id: SequenceId,
     /// Absolute position of `tokens[0]`.
@@ -141,24 +141,7 @@ impl SequencePlan {
 
     /// Of nothing. Allocates nothing.
     pub fn empty(id: SequenceId) -> Self {
-        Self {
-            id,
-            first_position: 0,
-            tokens: SmallVec::new(),
-            adapter: None,
-            embeddings: None,
-            position_shift: 0,
-            follows: None,
-            drafts: 0,
-            drafter: DraftPlan::default(),
-            features: 0,
-            tentative: 0,
-            block_tables: Vec::new(),
-            table_slot: 0,
-            since: 0,
-            changes: Vec::new(),
-            samples: SmallVec::new(),
-        }
+        Self { id, ..Self::default() }
     }
 
     /// The position behind its rows.

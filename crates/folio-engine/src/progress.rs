@@ -17,7 +17,8 @@ pub const FAILURES_MAX: u32 = 8;
 #[derive(Default)]
 pub(crate) struct Progress {
     before: Counters,
-    failures: u32,
+    /// Steps that failed since something was computed.
+    pub failures: u32,
 }
 
 impl Progress {
@@ -37,11 +38,6 @@ impl Progress {
             counters.finished.iter().sum::<u64>() - errors
         };
         computed || ended(counters) > ended(&before)
-    }
-
-    /// Steps that failed since something was computed.
-    pub fn failures(&self) -> u32 {
-        self.failures
     }
 }
 
@@ -78,9 +74,9 @@ mod tests {
         for failures in 1..5 {
             assert!(!fail(&mut progress, &mut counters));
             assert!(cancel(&mut progress, &mut counters));
-            assert_eq!(progress.failures(), failures);
+            assert_eq!(progress.failures, failures);
         }
         assert!(after(|counters| counters.iteration_tokens += 1)(&mut progress, &mut counters));
-        assert_eq!(progress.failures(), 0);
+        assert_eq!(progress.failures, 0);
     }
 }

@@ -72,7 +72,7 @@ impl Publisher {
         if self.progress.committed(counters) {
             self.latest.last_progress = now;
         }
-        self.progress.failures()
+        self.progress.failures
     }
 
     pub fn step(&mut self, scheduler: &Scheduler, cache: &mut KvCache, began: Micros, now: Micros) {

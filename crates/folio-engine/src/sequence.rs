@@ -40,7 +40,7 @@ pub(crate) struct Slot(pub u32);
 pub(crate) struct Rank {
     pub class: i32,
     pub priority: i32,
-    /// 0 once it was preempted.
+    /// The number of its request's first sequence; 0 once it was preempted.
     pub arrival: u64,
     pub id: SequenceId,
 }

@@ -271,11 +271,6 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
-    /// Share of the fullest pool held by sequences, 0..=1.
-    pub fn kv_usage(&self) -> f64 {
-        self.cache.usage()
-    }
-
     /// Of one tenant, since the cache forgot it last.
     pub(crate) fn holdings(&self, tenant: TenantId) -> Holdings {
         let at = self.tenants.binary_search_by_key(&tenant, |(tenant, _)| *tenant);

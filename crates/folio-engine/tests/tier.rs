@@ -51,10 +51,6 @@ impl EvictionPolicy for Worth {
     fn victim(&mut self) -> Option<BlockId> {
         self.policy.victim()
     }
-
-    fn evictable(&self) -> u32 {
-        self.policy.evictable()
-    }
 }
 
 struct Bench {

@@ -51,28 +51,30 @@ impl Holdings {
     }
 }
 
-/// Blocks of one pool times microseconds, up to a moment.
+/// Blocks of one pool that a tenant holds, and those times microseconds, up to a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BlockTime {
+pub(crate) struct Held {
+    pub active: u32,
+    pub cached: u32,
     active_block_us: u128,
     cached_block_us: u128,
     until_us: u64,
 }
 
-impl BlockTime {
+impl Held {
     /// Adds what was held until `now_us`. To be called before the counts change.
-    pub fn settle(&mut self, now_us: u64, active: u32, cached: u32) {
+    pub fn settle(&mut self, now_us: u64) {
         let passed = u128::from(now_us.saturating_sub(self.until_us));
-        self.active_block_us += u128::from(active) * passed;
-        self.cached_block_us += u128::from(cached) * passed;
+        self.active_block_us += u128::from(self.active) * passed;
+        self.cached_block_us += u128::from(self.cached) * passed;
         self.until_us = self.until_us.max(now_us);
     }
 
-    /// Adds this pool's part, with so many blocks held since.
-    fn add_to(mut self, holdings: &mut Holdings, bytes_per_block: u64, active: u32, cached: u32) {
-        self.settle(holdings.at_us, active, cached);
-        holdings.active_bytes += u64::from(active) * bytes_per_block;
-        holdings.cached_bytes += u64::from(cached) * bytes_per_block;
+    /// Adds this pool's part.
+    fn add_to(mut self, holdings: &mut Holdings, bytes_per_block: u64) {
+        self.settle(holdings.at_us);
+        holdings.active_bytes += u64::from(self.active) * bytes_per_block;
+        holdings.cached_bytes += u64::from(self.cached) * bytes_per_block;
         holdings.active_byte_us += self.active_block_us * u128::from(bytes_per_block);
         holdings.cached_byte_us += self.cached_block_us * u128::from(bytes_per_block);
     }
@@ -81,7 +83,7 @@ impl BlockTime {
 fn holdings(groups: &[Group], tenant: &Tenant, at_us: u64) -> Holdings {
     let mut holdings = Holdings { at_us, ..Holdings::default() };
     for (group, held) in groups.iter().zip(&tenant.held) {
-        held.time.add_to(&mut holdings, group.config.bytes_per_block, held.active, held.cached);
+        held.add_to(&mut holdings, group.config.bytes_per_block);
     }
     holdings
 }

@@ -320,22 +320,16 @@ impl KvCache {
                 self.groups[0].pool.slot_mut(block.0).open = false;
             }
         }
-        let written = self.groups[0].blocks_of(table.computed) as usize;
-        while table.lists[0].len() > written {
-            self.drop_last(&mut table, 0);
-        }
+        let written = self.groups[0].blocks_of(table.computed);
+        self.truncate(&mut table, 0, written);
         self.publish_tail(&mut table, tokens);
         for group in self.others().rev() {
             let held = table.held(group).iter().filter(|block| **block != HOLE);
             held.for_each(|block| self.protect(group, *block));
             // Before group 0: they must never be held without their nodes.
-            while !table.lists[group].is_empty() {
-                self.drop_last(&mut table, group);
-            }
+            self.truncate(&mut table, group, 0);
         }
-        while !table.lists[0].is_empty() {
-            self.drop_last(&mut table, 0);
-        }
+        self.truncate(&mut table, 0, 0);
         self.recycle(table.lists);
         table.hashes
     }
@@ -348,9 +342,12 @@ impl KvCache {
         }
     }
 
-    pub(crate) fn drop_last(&mut self, table: &mut BlockTable, group: usize) {
-        if let Some(block) = table.lists[group].pop().filter(|block| *block != HOLE) {
-            self.unreference(group, block);
+    /// Drops the references on a table's last blocks of a group, tail first, until it has so many.
+    pub(crate) fn truncate(&mut self, table: &mut BlockTable, group: usize, blocks: u32) {
+        while table.lists[group].len() > blocks as usize {
+            if let Some(block) = table.lists[group].pop().filter(|block| *block != HOLE) {
+                self.unreference(group, block);
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Cost: every function here is O(groups); `evict` falls back to a scan only for a faulty policy.
 
-use crate::account::BlockTime;
+use crate::account::Held;
 use crate::cache::KvCache;
 use crate::counts::{GroupCounts, MAX_GROUPS};
 use crate::nodes::RUN;
@@ -13,14 +13,6 @@ use crate::policy::{BlockMeta, NONE};
 use crate::pool::BlockSlot;
 use crate::stats::TenantStats;
 use crate::types::{BlockHash, BlockId, TenantId};
-
-/// Blocks of one group that are a tenant's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
-    pub active: u32,
-    pub cached: u32,
-    pub time: BlockTime,
-}
 
 /// What is known of a tenant; of its `stats` only the counters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,17 +92,13 @@ impl KvCache {
     /// To change what a tenant holds: what it held until now is on its account first.
     pub(crate) fn held(&mut self, tenant: TenantId, group: usize) -> &mut Held {
         let held = &mut self.tenants.entry(tenant).or_default().held[group];
-        held.time.settle(self.now_us, held.active, held.cached);
+        held.settle(self.now_us);
         held
     }
 
     /// Blocks of `group` that `grow` can get: free ones and those that would be given up for it.
     pub(crate) fn available_in(&self, group: usize) -> u32 {
-        let evictable = match group {
-            0 => self.policy.evictable().min(self.groups[0].stats.cached_blocks),
-            _ => self.groups[group].stats.cached_blocks,
-        };
-        self.groups[group].pool.free() + evictable
+        self.groups[group].pool.free() + self.groups[group].stats.cached_blocks
     }
 
     /// A block to write in, referenced once: free ones first, then what is given up.

@@ -262,17 +262,13 @@ impl KvCache {
         for group in groups {
             let size = self.groups[group].config.block_tokens;
             for index in from.div_ceil(size) as usize..table.lists[group].len() {
-                let before = table.lists[group][index];
-                if self.is_private(group, before) {
+                if self.is_private(group, table.lists[group][index]) {
                     continue;
                 }
                 let Some(block) = self.take(group, tenant) else { return false };
                 let start = index as u32 * size;
                 self.set_filled(group, block, table.computed.saturating_sub(start).min(size));
-                table.set(group, index, block);
-                if before != HOLE {
-                    self.unreference(group, before);
-                }
+                self.exchange(table, group, index, block);
             }
             table.published[group] = table.published[group].min(from / size);
         }
@@ -299,6 +295,15 @@ impl KvCache {
         block != HOLE && self.slot(group, block).refs == 1 && self.slot(group, block).node().is_none()
     }
 
+    /// Entry `index` of a table becomes another block, which is referenced for it, or a hole; what was there is held no more.
+    pub(crate) fn exchange(&mut self, table: &mut BlockTable, group: usize, index: usize, block: BlockId) {
+        let before = table.lists[group][index];
+        table.set(group, index, block);
+        if before != HOLE {
+            self.unreference(group, before);
+        }
+    }
+
     fn replace_tail(
         &mut self,
         table: &mut BlockTable,
@@ -312,19 +317,12 @@ impl KvCache {
             if !self.groups[group].config.optional {
                 return None;
             }
-            for at in tail..table.lists[group].len() {
-                let block = table.lists[group][at];
-                table.set(group, at, HOLE);
-                if block != HOLE {
-                    self.unreference(group, block);
-                }
-            }
+            (tail..table.lists[group].len()).for_each(|at| self.exchange(table, group, at, HOLE));
             return Some(());
         };
         let copied = table.computed % self.groups[group].config.block_tokens;
         self.set_filled(group, to, copied);
-        self.unreference(group, from);
-        table.set(group, tail, to);
+        self.exchange(table, group, tail, to);
         table.confirmed = table.confirmed.min(table.computed - copied);
         copies.push(BlockCopy { group: group as u32, from, to, tokens: copied });
         self.stats.copies += 1;
@@ -438,8 +436,7 @@ impl KvCache {
         let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
         if let Some(duplicate) = self.find_block(&hash) {
             self.reference(0, duplicate);
-            self.unreference(0, own);
-            table.set(0, index, duplicate);
+            self.exchange(table, 0, index, duplicate);
             self.stats.dedups += 1;
             return;
         }
@@ -486,8 +483,7 @@ impl KvCache {
             None => self.publish_in(group, own, node),
             Some(duplicate) if duplicate != own => {
                 self.reference(group, duplicate);
-                self.unreference(group, own);
-                table.set(group, index, duplicate);
+                self.exchange(table, group, index, duplicate);
             }
             Some(_) => {}
         }

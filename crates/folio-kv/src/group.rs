@@ -29,6 +29,7 @@ pub(crate) struct Group {
     pub pool: Pool,
     /// Per node its block on the device, or [`NONE`]. Empty in group 0, whose nodes say it themselves.
     pub places: Vec<u32>,
+    /// What changes; the rest is put together when it is asked for.
     pub stats: GroupStats,
     /// References beyond the first on each block, summed.
     pub shared: u32,
@@ -46,7 +47,7 @@ impl Group {
             config,
             pool: Pool::new(config.blocks),
             places: Vec::new(),
-            stats: GroupStats::new(&config),
+            stats: GroupStats::default(),
             shared: 0,
             links: Links::new(if is_first { 0 } else { config.blocks }),
             lists: [List::EMPTY; 2],

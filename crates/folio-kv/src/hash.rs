@@ -130,7 +130,7 @@ impl Root {
         }
     }
 
-    /// [`Root::chain`] of a block whose first position is `first`, and which has placeholders of each of `ranges`.
+    /// [`Root::chain`] of a block of any length, whose first position is `first`, and which has placeholders of each of `ranges`.
     fn chain_with(
         &self,
         parent: &BlockHash,
@@ -157,12 +157,7 @@ impl Root {
     /// Hash of the block that holds `tokens` after everything `parent` stands for.
     pub(crate) fn chain(&self, parent: &BlockHash, tokens: &[u32]) -> BlockHash {
         if tokens.len() > STACK_TOKENS {
-            let mut hasher = blake3::Hasher::new_keyed(&self.key.0);
-            hasher.update(&parent.0);
-            for token in tokens {
-                hasher.update(&token.to_le_bytes());
-            }
-            return BlockHash(*hasher.finalize().as_bytes());
+            return self.chain_with(parent, tokens, 0, &[]);
         }
         let mut bytes = [0u8; 32 + 4 * STACK_TOKENS];
         bytes[..32].copy_from_slice(&parent.0);

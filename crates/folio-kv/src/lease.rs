@@ -355,8 +355,7 @@ impl KvCache {
             for index in first..end {
                 let block = table.lists[group][index as usize];
                 if block != HOLE && (config.optional || index < config.first_block(to)) {
-                    table.set(group, index as usize, HOLE);
-                    self.unreference(group, block);
+                    self.exchange(table, group, index as usize, HOLE);
                 } else if block != HOLE {
                     slots.push(block);
                     let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
@@ -417,9 +416,7 @@ impl KvCache {
         let end = table.capacity() - blocks * self.config.block_tokens;
         table.change(end);
         for group in (0..self.groups.len()).rev() {
-            while table.lists[group].len() as u32 > self.groups[group].blocks_of(end) {
-                self.drop_last(table, group);
-            }
+            self.truncate(table, group, self.groups[group].blocks_of(end));
         }
     }
 }

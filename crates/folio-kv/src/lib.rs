@@ -67,7 +67,7 @@ pub use policy::{
 pub use prefixes::{KeepRefused, PREFIXES_MAX, PinLimits, PrefixId, PrefixInfo};
 pub use quota::{Quota, QuotaError};
 pub use retention::{DEFAULT_PRIORITY, OPERATOR_PRIORITY, PRIORITY_MAX, Retention, RetentionRange};
-pub use stats::{CacheStats, GroupStats, MAX_WINDOWS, QueryStats, TenantStats};
+pub use stats::{CacheStats, GroupStats, QueryStats, TenantStats};
 pub use table::BlockTable;
 pub use types::{
     BlockCopy, BlockHash, BlockId, CacheConfig, ContentRange, GroupConfig, HOLE, Identity, Layout,

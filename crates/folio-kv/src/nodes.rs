@@ -60,6 +60,21 @@ pub(crate) enum Kind {
 }
 
 impl Node {
+    /// A record without content.
+    const EMPTY: Self = Self {
+        hash: BlockHash([0; 32]),
+        tenant: TenantId(0),
+        parent: NONE,
+        first_child: NONE,
+        prev_sibling: NONE,
+        next_sibling: NONE,
+        block: NONE,
+        children: 0,
+        depth: 0,
+        hits: 0,
+        kind: Kind::Full,
+    };
+
     pub fn is_tail(&self) -> bool {
         self.kind == Kind::Tail
     }
@@ -86,7 +101,6 @@ pub(crate) struct Nodes {
     nodes: Vec<Node>,
     /// The first record without content; they are linked by `next_sibling`.
     free: u32,
-    len: u32,
     index: Index,
     roots: Vec<RootEntry>,
     spare_roots: Vec<u32>,
@@ -96,23 +110,10 @@ pub(crate) struct Nodes {
 impl Nodes {
     pub fn new(most: u32) -> Self {
         assert!(most < ROOT - 1, "nodes are named by 31 bits");
-        let empty = |at: u32| Node {
-            hash: BlockHash([0; 32]),
-            tenant: TenantId(0),
-            parent: NONE,
-            first_child: NONE,
-            prev_sibling: NONE,
-            next_sibling: if at + 1 < most { at + 1 } else { NONE },
-            block: NONE,
-            children: 0,
-            depth: 0,
-            hits: 0,
-            kind: Kind::Full,
-        };
+        let empty = |at: u32| Node { next_sibling: if at + 1 < most { at + 1 } else { NONE }, ..Node::EMPTY };
         Self {
             nodes: (0..most).map(empty).collect(),
             free: if most > 0 { 0 } else { NONE },
-            len: 0,
             index: Index::new(most),
             roots: Vec::new(),
             spare_roots: Vec::new(),
@@ -123,10 +124,6 @@ impl Nodes {
     /// Records there are room for.
     pub fn capacity(&self) -> u32 {
         self.nodes.len() as u32
-    }
-
-    pub fn len(&self) -> u32 {
-        self.len
     }
 
     pub fn node(&self, node: u32) -> &Node {
@@ -219,19 +216,14 @@ impl Nodes {
             Parent::Node(parent) => (parent, self.node(parent).depth.saturating_add(1)),
         };
         self.free = self.node(id).next_sibling;
-        self.len += 1;
         *self.node_mut(id) = Node {
-            hash: hash.unwrap_or(BlockHash([0; 32])),
+            hash: hash.unwrap_or(Node::EMPTY.hash),
             tenant,
             parent,
-            first_child: NONE,
-            prev_sibling: NONE,
-            next_sibling: NONE,
             block,
-            children: 0,
             depth,
-            hits: 0,
             kind: if hash.is_some() { Kind::Full } else { Kind::Tail },
+            ..Node::EMPTY
         };
         if let Some(hash) = hash {
             self.index.insert(&hash, id);
@@ -276,7 +268,6 @@ impl Nodes {
         let free = std::mem::replace(&mut self.free, node);
         let it = self.node_mut(node);
         (it.parent, it.next_sibling) = (NONE, free);
-        self.len -= 1;
         let parent = (parent & ROOT == 0).then_some(parent)?;
         let children = &mut self.node_mut(parent).children;
         *children -= 1;
@@ -432,7 +423,7 @@ mod tests {
                 let of = (word >> 33) as u32 % (2 * most);
                 match there.remove(&of) {
                     Some(node) => drop(nodes.remove(node)),
-                    None if nodes.len() < most => {
+                    None if there.len() < most as usize => {
                         let root = Parent::Root(BlockHash([9; 32]));
                         there.insert(of, nodes.insert(root, TenantId(0), Some(hash(of, spread)), of));
                     }
@@ -458,6 +449,6 @@ mod tests {
         assert_eq!((nodes.node(a).children, nodes.parent(tail)), (1, Parent::Node(a)));
         assert_eq!((nodes.remove(tail), nodes.node(a).children), (Some(a), 0));
         [b, a, c].into_iter().for_each(|node| assert_eq!(nodes.remove(node), None));
-        assert_eq!((nodes.roots().count(), nodes.len()), (0, 0));
+        assert_eq!((nodes.roots().count(), nodes.all().count()), (0, 0));
     }
 }

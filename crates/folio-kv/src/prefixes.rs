@@ -176,10 +176,6 @@ impl Prefixes {
         });
         common.max().unwrap_or(0) as u32
     }
-
-    fn ends_with(&self, tenant: TenantId, hash: &BlockHash) -> bool {
-        self.get(tenant, PrefixId::of(hash)).is_some()
-    }
 }
 
 impl PrefixId {
@@ -418,7 +414,8 @@ impl KvCache {
             dropped += self.drop_block(self.block_of(node));
         }
         for &block in blocks.iter().rev() {
-            let kept = block != last && self.prefixes.ends_with(tenant, &self.hash_of(block));
+            let id = PrefixId::of(&self.hash_of(block));
+            let kept = block != last && self.prefixes.get(tenant, id).is_some();
             let tokens = if kept { 0 } else { self.drop_block(block) };
             if tokens == 0 {
                 break;

@@ -18,7 +18,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::blocks::Held;
+use crate::account::Held;
 use crate::cache::KvCache;
 use crate::check::{at_most, count};
 use crate::types::TenantId;
@@ -48,16 +48,6 @@ pub(crate) struct Quotas {
     guaranteed: u32,
 }
 
-impl Quotas {
-    fn on(&self) -> bool {
-        !self.quotas.is_empty()
-    }
-
-    fn guarantee(&self, tenant: TenantId) -> u32 {
-        self.quotas.get(&tenant).map_or(0, |quota| quota.guarantee)
-    }
-}
-
 impl KvCache {
     /// Divides the pool, before it is used.
     pub fn set_quotas(&mut self, quotas: &[(TenantId, Quota)]) -> Result<(), QuotaError> {
@@ -81,7 +71,7 @@ impl KvCache {
 
     /// Whether the pool is divided at all.
     pub fn has_quotas(&self) -> bool {
-        self.quotas.on()
+        !self.quotas.quotas.is_empty()
     }
 
     /// Of a tenant without one: nothing guaranteed, the whole pool as the ceiling.
@@ -115,13 +105,13 @@ impl KvCache {
 
     /// Cached blocks of `owner` that may go to another tenant.
     fn yields(&self, owner: TenantId) -> u32 {
-        let above = self.held_blocks(owner).saturating_sub(self.quotas.guarantee(owner));
+        let above = self.held_blocks(owner).saturating_sub(self.quota(owner).guarantee);
         above.min(self.counts_of(owner).cached)
     }
 
     /// Blocks of group 0 that `tenant` can take: what the pool has for it, and what its ceiling leaves. It gets the smaller.
     pub fn room(&self, tenant: TenantId) -> (u32, u32) {
-        if !self.quotas.on() {
+        if !self.has_quotas() {
             let all = self.available()[0];
             return (all, all);
         }
@@ -133,12 +123,12 @@ impl KvCache {
 
     /// Whether a free block may go to `taker`; at its ceiling it makes room among its own.
     pub(crate) fn may_take_free(&self, taker: TenantId) -> bool {
-        !self.quotas.on() || self.held_blocks(taker) < self.quota(taker).ceiling
+        !self.has_quotas() || self.held_blocks(taker) < self.quota(taker).ceiling
     }
 
     /// Whether a cached block of `owner` may be evicted for `taker`.
     pub(crate) fn may_evict(&self, taker: TenantId, owner: TenantId) -> bool {
-        if !self.quotas.on() {
+        if !self.has_quotas() {
             return true;
         }
         let held = self.held_blocks(taker);
@@ -146,7 +136,7 @@ impl KvCache {
             return owner == taker;
         }
         if owner == taker {
-            return held >= self.quotas.guarantee(taker) || self.furthest_above(taker).is_none();
+            return held >= self.quota(taker).guarantee || self.furthest_above(taker).is_none();
         }
         self.yields(owner) > 0
     }
@@ -155,7 +145,7 @@ impl KvCache {
     fn furthest_above(&self, taker: TenantId) -> Option<TenantId> {
         let others = self.tenants.keys().copied().filter(|other| *other != taker && self.yields(*other) > 0);
         others.max_by_key(|other| {
-            (self.held_blocks(*other) - self.quotas.guarantee(*other), std::cmp::Reverse(*other))
+            (self.held_blocks(*other) - self.quota(*other).guarantee, std::cmp::Reverse(*other))
         })
     }
 
@@ -169,7 +159,7 @@ impl KvCache {
 
     /// Nobody is above its ceiling, and what [`KvCache::room`] says is what a count over all blocks says.
     pub(crate) fn check_quotas(&self) -> Result<(), String> {
-        if !self.quotas.on() {
+        if !self.has_quotas() {
             return Ok(());
         }
         self.tenants.keys().try_for_each(|tenant| self.check_room(*tenant))

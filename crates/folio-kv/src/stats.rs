@@ -1,42 +1,27 @@
 //! Figures the cache reports about itself. Plain data; gauges are exact at the call, counters only grow (except that
 //! `KvCache::release` takes back what `attach` counted for a table that never ran).
 
-use std::ops::{Add, Sub};
+use std::ops::{Add, Deref, Sub};
 
 use crate::cache::KvCache;
-use crate::counts::MAX_GROUPS;
-use crate::types::{GroupConfig, TenantId};
+use crate::counts::{GroupCounts, MAX_GROUPS};
+use crate::group::Group;
+use crate::types::TenantId;
 
-/// Most cache groups beside group 0.
-pub const MAX_WINDOWS: usize = MAX_GROUPS - 1;
-
-/// The whole cache. What is not said to be of all groups is of group 0. `free + cached + active == blocks` always.
+/// The whole cache. What is not said to be of all groups is of group 0, whose pool's figures are found here by name, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    pub blocks: u32,
-    pub block_tokens: u32,
-    pub bytes_per_block: u64,
-    /// Hold nothing: never used, or their content was dropped.
-    pub free_blocks: u32,
-    /// Hold reusable content that no table references.
-    pub cached_blocks: u32,
-    /// Of `cached_blocks`, those that hold a sub-block tail.
+    /// By cache group; behind group 0, where `block_tokens` is 0 there is none. See [`CacheStats::groups()`].
+    pub groups: [GroupStats; MAX_GROUPS],
+    /// Of the cached blocks, those that hold a sub-block tail.
     pub cached_tails: u32,
-    /// Held by at least one table or pin.
-    pub active_blocks: u32,
     /// Of the active blocks, those that a pin holds.
     pub pinned_blocks: u32,
-    /// Token slots of active blocks that hold a written position.
-    pub active_written_slots: u64,
     /// Token slots of all allocations whose first use has ended (counter).
     pub closed_slots: u64,
     /// Of `closed_slots`, those that were written (counter).
     pub closed_written_slots: u64,
     pub queries: QueryStats,
-    /// Blocks handed to a table for writing (counter).
-    pub allocations: u64,
-    /// Cached blocks whose content was dropped to make room (counter).
-    pub evictions: u64,
     /// Copies handed out, for all groups (counter).
     pub copies: u64,
     /// Blocks released because equal content was already cached (counter).
@@ -45,8 +30,14 @@ pub struct CacheStats {
     pub superseded_tails: u64,
     /// Full blocks added to the index (counter).
     pub published_blocks: u64,
-    /// Groups 1 and up; where `block_tokens` is 0 there is none. See [`CacheStats::windows()`].
-    pub windows: [GroupStats; MAX_WINDOWS],
+}
+
+impl Deref for CacheStats {
+    type Target = GroupStats;
+    /// Of group 0.
+    fn deref(&self) -> &GroupStats {
+        &self.groups[0]
+    }
 }
 
 /// What `attach` was asked for, and found (counters).
@@ -92,8 +83,11 @@ pub struct GroupStats {
     pub blocks: u32,
     pub block_tokens: u32,
     pub bytes_per_block: u64,
+    /// Hold nothing: never used, or their content was dropped.
     pub free_blocks: u32,
+    /// Hold reusable content that no table references.
     pub cached_blocks: u32,
+    /// Held by at least one table or pin.
     pub active_blocks: u32,
     /// Token slots of active blocks that hold a written position.
     pub active_written_slots: u64,
@@ -104,19 +98,9 @@ pub struct GroupStats {
 }
 
 impl GroupStats {
-    pub(crate) fn new(config: &GroupConfig) -> Self {
-        Self {
-            blocks: config.blocks,
-            block_tokens: config.block_tokens,
-            bytes_per_block: config.bytes_per_block,
-            free_blocks: config.blocks,
-            ..Self::default()
-        }
-    }
-
     /// Share of the pool that tables hold, 0..=1.
     pub fn usage(&self) -> f64 {
-        usage(self.active_blocks, self.blocks)
+        if self.blocks == 0 { 0.0 } else { f64::from(self.active_blocks) / f64::from(self.blocks) }
     }
 }
 
@@ -137,52 +121,48 @@ impl CacheStats {
         unwritten_share(self.closed_written_slots, self.closed_slots)
     }
 
-    /// The groups from 1 on, in the order they were given.
+    /// Group 0, and the others in the order they were given.
+    pub fn groups(&self) -> &[GroupStats] {
+        let others = self.groups[1..].iter().take_while(|group| group.block_tokens > 0);
+        &self.groups[..=others.count()]
+    }
+
+    /// The groups from 1 on.
     pub fn windows(&self) -> &[GroupStats] {
-        let count = self.windows.iter().take_while(|group| group.block_tokens > 0).count();
-        &self.windows[..count]
+        &self.groups()[1..]
     }
 
     /// Share of the pool that tables hold, of the group that is fullest, 0..=1: whoever sends requests must see pressure
     /// wherever it is.
     pub fn usage(&self) -> f64 {
-        let windows = self.windows().iter().map(GroupStats::usage);
-        windows.fold(usage(self.active_blocks, self.blocks), f64::max)
+        self.groups().iter().map(GroupStats::usage).fold(0.0, f64::max)
     }
 
     /// Of all groups.
     pub fn active_bytes(&self) -> u64 {
-        let windows = self.windows().iter().map(|w| u64::from(w.active_blocks) * w.bytes_per_block);
-        u64::from(self.active_blocks) * self.bytes_per_block + windows.sum::<u64>()
+        self.groups().iter().map(|group| u64::from(group.active_blocks) * group.bytes_per_block).sum()
     }
 
     /// Of all groups.
     pub fn cached_bytes(&self) -> u64 {
-        let windows = self.windows().iter().map(|w| u64::from(w.cached_blocks) * w.bytes_per_block);
-        u64::from(self.cached_blocks) * self.bytes_per_block + windows.sum::<u64>()
+        self.groups().iter().map(|group| u64::from(group.cached_blocks) * group.bytes_per_block).sum()
     }
-}
-
-fn usage(active: u32, blocks: u32) -> f64 {
-    if blocks == 0 { 0.0 } else { f64::from(active) / f64::from(blocks) }
 }
 
 fn unwritten_share(written: u64, slots: u64) -> f64 {
     if slots == 0 { 0.0 } else { (slots - written) as f64 / slots as f64 }
 }
 
-/// One tenant's part. Summed over all tenants, each field equals its namesake in [`CacheStats`] or [`GroupStats`].
+/// One tenant's part. Summed over all tenants, each figure equals that of [`CacheStats`] or [`GroupStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantStats {
-    pub active_blocks: u32,
-    pub cached_blocks: u32,
+    /// Blocks of each group.
+    pub active: GroupCounts,
+    pub cached: GroupCounts,
     pub pinned_blocks: u32,
     pub queries: QueryStats,
     /// Cached blocks of this tenant that were dropped to make room, for whomever (counter).
     pub evictions: u64,
-    /// Blocks of each group from 1 on.
-    pub active_windows: [u32; MAX_WINDOWS],
-    pub cached_windows: [u32; MAX_WINDOWS],
 }
 
 impl TenantStats {
@@ -195,23 +175,16 @@ impl TenantStats {
 
 impl KvCache {
     pub fn stats(&self) -> CacheStats {
-        let group = |at: usize| {
-            let group = self.groups.get(at)?;
-            Some(GroupStats { free_blocks: group.pool.free(), ..group.stats })
+        let stats = |group: &Group| GroupStats {
+            blocks: group.config.blocks,
+            block_tokens: group.config.block_tokens,
+            bytes_per_block: group.config.bytes_per_block,
+            free_blocks: group.pool.free(),
+            ..group.stats
         };
-        let first = group(0).unwrap_or_default();
         CacheStats {
-            blocks: first.blocks,
-            block_tokens: first.block_tokens,
-            bytes_per_block: first.bytes_per_block,
-            free_blocks: first.free_blocks,
-            cached_blocks: first.cached_blocks,
-            active_blocks: first.active_blocks,
-            active_written_slots: first.active_written_slots,
-            allocations: first.allocations,
-            evictions: first.evictions,
+            groups: std::array::from_fn(|at| self.groups.get(at).map(stats).unwrap_or_default()),
             copies: self.stats.copies + self.stats.queries.copies,
-            windows: std::array::from_fn(|at| group(at + 1).unwrap_or_default()),
             ..self.stats
         }
     }
@@ -221,10 +194,8 @@ impl KvCache {
         let Some(tenant) = self.tenants.get(&tenant) else { return TenantStats::default() };
         let held = tenant.held;
         TenantStats {
-            active_blocks: held[0].active,
-            cached_blocks: held[0].cached,
-            active_windows: std::array::from_fn(|at| held[at + 1].active),
-            cached_windows: std::array::from_fn(|at| held[at + 1].cached),
+            active: self.each_group(|group| held[group].active),
+            cached: self.each_group(|group| held[group].cached),
             ..tenant.stats
         }
     }

@@ -114,8 +114,8 @@ proptest! {
                         let bytes = |full: u32, window: u32| {
                             u128::from(full) * BYTES + u128::from(window) * u128::from(100u64)
                         };
-                        held.0 += bytes(stats.active_blocks, stats.active_windows[0]) * u128::from(us);
-                        held.1 += bytes(stats.cached_blocks, stats.cached_windows[0]) * u128::from(us);
+                        held.0 += bytes(stats.active[0], stats.active[1]) * u128::from(us);
+                        held.1 += bytes(stats.cached[0], stats.cached[1]) * u128::from(us);
                     }
                     now += us;
                     cache.advance(now);

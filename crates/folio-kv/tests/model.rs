@@ -360,13 +360,13 @@ impl World {
             None => {
                 let others: u32 = (0..TENANTS)
                     .filter(|other| *other != tenant)
-                    .map(|other| self.cache.tenant_stats(TenantId(other)).cached_blocks)
+                    .map(|other| self.cache.tenant_stats(TenantId(other)).cached[0])
                     .sum();
                 let dropped = self.cache.drop_prefix(TenantId(tenant), id);
                 assert_eq!(dropped.is_some(), owner == tenant);
                 let left: u32 = (0..TENANTS)
                     .filter(|other| *other != tenant)
-                    .map(|other| self.cache.tenant_stats(TenantId(other)).cached_blocks)
+                    .map(|other| self.cache.tenant_stats(TenantId(other)).cached[0])
                     .sum();
                 assert_eq!(left, others, "another tenant's blocks are out of reach");
             }

@@ -124,7 +124,7 @@ fn memory_is_charged_to_whom_it_belongs() {
     };
     let (mut one, two) = (hold(&mut cache, 1), hold(&mut cache, 2));
     cache.check(&[&one, &two]).expect("in order");
-    let active = |cache: &KvCache, tenant: u32| cache.tenant_stats(root(tenant).tenant).active_blocks;
+    let active = |cache: &KvCache, tenant: u32| cache.tenant_stats(root(tenant).tenant).active[0];
     assert_eq!([9, 1, 2].map(|tenant| active(&cache, tenant)), [3, 2, 2]);
     assert_eq!(cache.exclusive_blocks(&one), GroupCounts::full(2), "what is shared would not come free");
     let fork = cache.fork(&mut one);
@@ -149,7 +149,7 @@ fn a_tenant_keeps_its_own_part_only() {
     cache.check(&[&table]).expect("in order");
     cache.release(table, &tokens);
     cache.clear(None);
-    assert_eq!(cache.tenant_stats(root(9).tenant).cached_blocks, 0, "the shared part was not pinned by it");
+    assert_eq!(cache.tenant_stats(root(9).tenant).cached[0], 0, "the shared part was not pinned by it");
     cache.check(&[]).expect("in order");
     with_declared(&mut cache);
     assert_eq!(serve(&mut cache, &below(1), &tokens), 20, "back, it is continued by what was kept");

@@ -474,7 +474,7 @@ fn groups(rng: &mut Rng, config: &SchedulerConfig, cache: &CacheConfig, largest:
         let more = rng.skewed(0, 100 / u64::from(block_tokens) + 4) as u32;
         GroupConfig { blocks: window.blocks_of(largest, 0).min(most) + more, ..window }
     };
-    let count = if rng.one_in(2) { rng.range(1, folio_kv::MAX_WINDOWS as u64) } else { 0 };
+    let count = if rng.one_in(2) { rng.range(1, folio_kv::MAX_GROUPS as u64 - 1) } else { 0 };
     (0..count).map(|_| window(rng)).collect()
 }
 

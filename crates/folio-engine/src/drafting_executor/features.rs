@@ -33,7 +33,7 @@ struct Kept {
 }
 
 /// The rows of a sequence in a step, all of whose features are wanted.
-pub(super) struct Rows {
+struct Rows {
     slot: u32,
     of: SequenceId,
     first: u32,
@@ -112,22 +112,13 @@ impl Features {
         self.begun.push_back(rows);
     }
 
-    /// Of the step that is finished next.
-    pub fn oldest(&mut self) -> Vec<Rows> {
-        self.begun.pop_front().unwrap_or_default()
-    }
-
-    pub fn recycle(&mut self, mut rows: Vec<Rows>) {
-        rows.clear();
-        self.spare.push(rows);
-    }
-
-    /// What a step of the model gave. Behind it nothing is known any more: rows there were taken back.
-    pub fn put(&mut self, step: &[Rows], features: &[f32]) {
+    /// The oldest step of the model is over and gave this, or nothing. Behind it nothing is known any more: rows there were taken back.
+    pub fn finished(&mut self, features: &[f32]) {
+        let Some(mut step) = self.begun.pop_front() else { return };
         let mut at = 0;
-        for rows in step {
+        for rows in step.drain(..) {
             let values = rows.count as usize * self.width;
-            let Some(given) = features.get(at..at + values) else { return };
+            let Some(given) = features.get(at..at + values) else { break };
             at += values;
             let slot = rows.slot as usize;
             if slot >= self.kept.len() {
@@ -142,6 +133,7 @@ impl Features {
             kept.values.truncate((rows.first - kept.first) as usize * width);
             kept.values.extend(given);
         }
+        self.spare.push(step);
     }
 }
 
@@ -162,9 +154,7 @@ mod tests {
         sequence.features = values.len() as u32;
         features.begun(&StepPlan { sequences: vec![Box::new(sequence)], ..StepPlan::default() });
         let given: Vec<f32> = values.iter().flat_map(|value| [*value; 2]).collect();
-        let oldest = features.oldest();
-        features.put(&oldest, &given);
-        features.recycle(oldest);
+        features.finished(&given);
     }
 
     /// What the rows of `first .. end` are given, one of each pair.

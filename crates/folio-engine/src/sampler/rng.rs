@@ -6,17 +6,24 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// The bijection itself: four counter words to four random words.
 pub fn philox4x32_10(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
-    let ([mut k0, mut k1], mut c) = (key, counter);
-    for round in 0..10 {
-        if round > 0 {
-            k0 = k0.wrapping_add(WEYL[0]);
-            k1 = k1.wrapping_add(WEYL[1]);
+    rounds(key, counter.map(|word| [word])).map(|[word]| word)
+}
+
+/// The same of `N` counters: of each its first word, of each its second, and so on. Round by round, which vectorizes.
+#[inline(always)]
+fn rounds<const N: usize>([mut k0, mut k1]: [u32; 2], mut words: [[u32; N]; 4]) -> [[u32; N]; 4] {
+    for _ in 0..10 {
+        let [c0, c1, c2, c3] = &mut words;
+        for i in 0..N {
+            let p0 = u64::from(MULTIPLY[0]) * u64::from(c0[i]);
+            let p1 = u64::from(MULTIPLY[1]) * u64::from(c2[i]);
+            (c0[i], c1[i]) = ((p1 >> 32) as u32 ^ c1[i] ^ k0, p1 as u32);
+            (c2[i], c3[i]) = ((p0 >> 32) as u32 ^ c3[i] ^ k1, p0 as u32);
         }
-        let p0 = u64::from(MULTIPLY[0]) * u64::from(c[0]);
-        let p1 = u64::from(MULTIPLY[1]) * u64::from(c[2]);
-        c = [(p1 >> 32) as u32 ^ c[1] ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ k1, p0 as u32];
+        k0 = k0.wrapping_add(WEYL[0]);
+        k1 = k1.wrapping_add(WEYL[1]);
     }
-    c
+    words
 }
 
 /// The stream of one request's choice at one absolute position.
@@ -36,23 +43,11 @@ impl PositionRng {
         philox4x32_10(self.key, [group, self.position, 0, 0])
     }
 
-    /// Words of `N` groups from `first` on: of each its first, of each its second, and so on. Round by round, which vectorizes.
+    /// Words of `N` groups from `first` on: of each its first, of each its second, and so on.
     pub fn groups<const N: usize>(&self, first: u32) -> [[u32; N]; 4] {
         let mut words = [[0; N], [self.position; N], [0; N], [0; N]];
         (first..).zip(&mut words[0]).for_each(|(group, word)| *word = group);
-        let [mut k0, mut k1] = self.key;
-        for _ in 0..10 {
-            let [c0, c1, c2, c3] = &mut words;
-            for i in 0..N {
-                let p0 = u64::from(MULTIPLY[0]) * u64::from(c0[i]);
-                let p1 = u64::from(MULTIPLY[1]) * u64::from(c2[i]);
-                (c0[i], c1[i]) = ((p1 >> 32) as u32 ^ c1[i] ^ k0, p1 as u32);
-                (c2[i], c3[i]) = ((p0 >> 32) as u32 ^ c3[i] ^ k1, p0 as u32);
-            }
-            k0 = k0.wrapping_add(WEYL[0]);
-            k1 = k1.wrapping_add(WEYL[1]);
-        }
-        words
+        rounds(self.key, words)
     }
 
     pub fn token(&self, token: u32) -> u32 {

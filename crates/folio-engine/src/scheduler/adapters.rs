@@ -35,7 +35,7 @@ pub(super) struct ResidentAdapters {
     /// In memory, and used by no running sequence; the least recently used first.
     idle: BTreeSet<(u64, AdapterId)>,
     /// Those that running sequences use, and how many do.
-    in_use: FxHashMap<AdapterId, u32>,
+    pub in_use: FxHashMap<AdapterId, u32>,
     /// Of all.
     bytes: u64,
     /// Times that one became idle.
@@ -54,11 +54,6 @@ struct AdapterState {
 }
 
 impl ResidentAdapters {
-    /// Those that running sequences use, and how many do.
-    pub fn in_use(&self) -> &FxHashMap<AdapterId, u32> {
-        &self.in_use
-    }
-
     /// How many there are, and their bytes.
     pub fn size(&self) -> (usize, u64) {
         (self.by_id.len(), self.bytes)
@@ -177,7 +172,7 @@ impl Scheduler {
     pub(super) fn waits_for_adapter(&mut self, slot: Slot) -> bool {
         let Some(id) = self.sequences[slot].request.adapter_id() else { return false };
         if !self.adapters.by_id.contains_key(&id) && !self.order_adapter(slot) {
-            self.refuse_adapter(slot);
+            self.refuse(slot, WaitingFor::Turn);
             return true;
         }
         if !self.is_wanted_before(id, slot) {

@@ -215,14 +215,14 @@ impl Scheduler {
         let demand = self.demand(cache, slot, blocks);
         match self.fits(cache, self.sequences[slot].owner(), demand, None) {
             Verdict::Fits => return true,
-            Verdict::Lacks(_, GivesWay::Nobody) => self.refuse_adapter(slot),
+            Verdict::Lacks(_, GivesWay::Nobody) => self.refuse(slot, WaitingFor::Turn),
             Verdict::Lacks(_, GivesWay::Tenant | GivesWay::Borrowers) => {
                 // An affair of quotas: nobody passes it by going first.
                 let sequence = &self.sequences[slot];
                 self.waiting.fair.limit_by_quota(sequence.rank.class, sequence.tenant);
                 self.wait_for(slot, WaitingFor::Blocks);
             }
-            Verdict::Lacks(..) => self.refuse(slot, WaitingFor::Blocks, false),
+            Verdict::Lacks(..) => self.refuse(slot, WaitingFor::Blocks),
         }
         false
     }
@@ -251,17 +251,12 @@ impl Scheduler {
         demand
     }
 
-    /// Too many adapters are in use: it waits for the end of others.
-    pub(super) fn refuse_adapter(&mut self, slot: Slot) {
-        self.refuse(slot, WaitingFor::Turn, true);
-    }
-
-    /// It does not fit, and who passes it is counted.
-    fn refuse(&mut self, slot: Slot, reason: WaitingFor, lacks_adapter: bool) {
+    /// It lacks blocks, or too many adapters are in use and it waits for the turn of its own. Who passes it is counted.
+    pub(super) fn refuse(&mut self, slot: Slot, reason: WaitingFor) {
         self.wait_for(slot, reason);
         self.step.contended |= reason == WaitingFor::Blocks;
         if let Some(waiting) = self.sequences[slot].waiting_mut() {
-            waiting.lacks_adapter = lacks_adapter;
+            waiting.lacks_adapter = reason == WaitingFor::Turn;
         }
         if !self.step.refused.contains(&slot) {
             self.step.refused.push(slot);
@@ -270,7 +265,7 @@ impl Scheduler {
 
     /// Blocks that other tenants, who wait and hold less than their guarantee, will want before a tenant above its own.
     fn claims(&self, cache: &KvCache, tenant: TenantId, now: u32) -> u32 {
-        let active = |tenant: TenantId| cache.tenant_stats(tenant).active_blocks;
+        let active = |tenant: TenantId| cache.tenant_stats(tenant).active[0];
         if !cache.has_quotas() || active(tenant) + now <= cache.quota(tenant).guarantee {
             return 0;
         }

@@ -220,8 +220,7 @@ impl Scheduler {
         let mut order = std::mem::take(&mut self.step.order);
         'heads: for head in heads {
             let ahead = |behind: Head| {
-                behind.class == head.class
-                    && head.time > behind.time.saturating_add(self.waiting.fair.slack())
+                behind.class == head.class && head.time > behind.time.saturating_add(self.waiting.fair.slack)
             };
             if behind.is_some_and(ahead) {
                 continue;

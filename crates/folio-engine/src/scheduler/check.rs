@@ -91,7 +91,7 @@ impl Scheduler {
             let waits = sequence.waiting().map(|waiting| waiting.wait).or(sequence.suspension());
             waits.into_iter().for_each(|wait| counts[wait.reason] += 1);
         }
-        let counted = self.waiting.counts();
+        let counted = self.waiting.counts;
         ensure(counts == counted, || format!("{counts:?} wait, {counted:?} are counted"))?;
         let mut queued = self.waiting.iter().map(|slot| &self.sequences[slot]);
         queued.try_for_each(|sequence| {

@@ -337,11 +337,11 @@ impl Scheduler {
     /// The prompt is computed, and what was wanted of it is told.
     fn tell_prompt(&mut self, leader: Slot, kept: Option<Box<Result<PrefixInfo, KeepRefused>>>) {
         let sequence = &mut self.sequences[leader];
-        let (id, us) = (sequence.request_id, std::mem::take(&mut sequence.us));
+        let (id, tokens, us) = (sequence.request_id, sequence.prompt_len, std::mem::take(&mut sequence.us));
         let Some(state) = self.requests.get_mut(&id) else { return };
         let (cached_tokens, cached_us) = (state.cached_tokens.unwrap_or(0), state.cached_us);
         let prompt_logprobs = std::mem::take(&mut state.scores);
-        self.counters.prompt_tokens += u64::from(state.prompt_len);
+        self.counters.prompt_tokens += u64::from(tokens);
         self.counters.cached_prompt_tokens += u64::from(cached_tokens);
         self.events.push((id, Event::Prompt { cached_tokens, us, cached_us, prompt_logprobs, kept }));
     }

@@ -102,7 +102,8 @@ pub(super) struct Head {
 pub(super) struct Fairness {
     weights: FxHashMap<TenantId, u32>,
     generated_weight: u64,
-    slack: u64,
+    /// How far ahead of the tenant whose turn it is another may be and still be admitted.
+    pub slack: u64,
     classes: FxHashMap<i32, Class>,
 }
 
@@ -114,11 +115,6 @@ impl Fairness {
             slack: u64::from(config.max_model_len) * UNIT,
             classes: FxHashMap::default(),
         }
-    }
-
-    /// How far ahead of the tenant whose turn it is another may be and still be admitted.
-    pub fn slack(&self) -> u64 {
-        self.slack
     }
 
     /// A sequence exists from now on.

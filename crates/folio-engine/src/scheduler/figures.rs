@@ -32,7 +32,7 @@ impl Scheduler {
     pub(crate) fn report(&self, cache: &KvCache, stats: &mut EngineStats) {
         stats.queued_requests = self.queued.requests;
         stats.queued_tokens = self.queued.tokens;
-        stats.waiting = self.waiting.counts();
+        stats.waiting = self.waiting.counts;
         stats.running = self.sequences.len() as u32 - stats.waiting.total();
         stats.waits_until = if self.is_idle() { self.waits_until() } else { None };
         stats.counters = self.counters;
@@ -42,7 +42,7 @@ impl Scheduler {
         stats.row_us = self.row_us();
         stats.cache = cache.stats();
         stats.adapters.clear();
-        stats.adapters.extend(self.adapters.in_use().keys());
+        stats.adapters.extend(self.adapters.in_use.keys());
         let (resident, bytes) = self.adapters.size();
         (stats.resident_adapters, stats.adapter_bytes) = (resident as u32, bytes);
         stats.max_adapters = self.config.max_adapters;

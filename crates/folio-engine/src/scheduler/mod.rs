@@ -149,7 +149,6 @@ pub struct Scheduler {
     queued: crate::mailbox::Queued,
     /// Of the last one.
     sequence_id: u64,
-    arrival: u64,
     now: Micros,
     /// Tokens and decodes of the last step that was committed.
     last_step: (u32, u32),
@@ -189,7 +188,6 @@ impl Scheduler {
             work: Work::idle(),
             queued: Default::default(),
             sequence_id: 0,
-            arrival: 0,
             now: Micros(0),
             last_step: (0, 0),
         })

@@ -60,9 +60,7 @@ impl Scheduler {
                 Verdict::Fits => return Allocation::Refused,
                 Verdict::Lacks(..) if self.abort_prefetches(cache) => continue,
                 Verdict::Lacks(..) if own.is_none() => return Allocation::Later,
-                Verdict::Lacks(lacking, gives_way) => {
-                    (lacking.blocks.saturating_sub(self.coming(cache)), gives_way)
-                }
+                Verdict::Lacks(blocks, gives_way) => (blocks.saturating_sub(self.coming(cache)), gives_way),
             };
             if lacking.is_zero() {
                 return Allocation::Later;
@@ -117,7 +115,7 @@ impl Scheduler {
             GivesWay::Anybody => true,
             _ if owner == requester.owner() => true,
             GivesWay::Tenant => false,
-            GivesWay::Borrowers => cache.tenant_stats(owner).active_blocks > cache.quota(owner).guarantee,
+            GivesWay::Borrowers => cache.tenant_stats(owner).active[0] > cache.quota(owner).guarantee,
         };
         yields && !other.outranks(requester)
     }

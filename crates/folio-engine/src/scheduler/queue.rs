@@ -19,7 +19,7 @@ pub(super) struct Queue {
     /// A tenant's part of a class is one range.
     set: BTreeSet<(i32, TenantId, Rank, Slot)>,
     pub fair: Fairness,
-    counts: PerReason<u32>,
+    pub counts: PerReason<u32>,
 }
 
 impl Queue {
@@ -52,10 +52,6 @@ impl Queue {
     pub fn changes(&mut self, before: Option<WaitingFor>, after: Option<WaitingFor>) {
         before.into_iter().for_each(|before| self.counts[before] -= 1);
         after.into_iter().for_each(|after| self.counts[after] += 1);
-    }
-
-    pub fn counts(&self) -> PerReason<u32> {
-        self.counts
     }
 
     pub fn len(&self) -> usize {

@@ -22,9 +22,8 @@ use crate::request::{
 use crate::sequence::{Choice, Rank, Sequence, Slot, State, Waiting, choice_seed};
 use crate::stats::WaitingFor;
 
+#[derive(Default)]
 pub(crate) struct RequestState {
-    pub deadline: Option<Micros>,
-    pub prompt_len: u32,
     /// What it is counted as while it waits to be scheduled.
     pub queued_tokens: u64,
     /// Its sequences, one until the prompt is computed.
@@ -59,27 +58,17 @@ impl Scheduler {
         self.queued.requests += 1;
         let queued_tokens = request.queued_tokens();
         self.queued.tokens += queued_tokens;
-        self.arrival += 1;
-        let rank = Rank {
-            class: request.class,
-            priority: request.priority,
-            arrival: self.arrival,
-            id: self.new_sequence_id(),
-        };
+        let first = self.new_sequence_id();
+        let rank = Rank { class: request.class, priority: request.priority, arrival: first.0, id: first };
         let mut state = RequestState {
-            deadline: request.deadline,
-            prompt_len: request.prompt.len() as u32,
             queued_tokens,
             members: Vec::with_capacity(request.n as usize),
             unforked: (0..request.n).collect(),
             sampled: Vec::with_capacity(request.n as usize),
-            scheduled: false,
-            cached_tokens: None,
-            cached_us: 0.0,
-            scores: Vec::new(),
             seed: request.sampling.seed,
+            ..RequestState::default()
         };
-        let id = request.id;
+        let (id, deadline) = (request.id, request.deadline);
         self.prefetches.look = true;
         let mut sequence = first_sequence(request, hashes, rank, now, self.config.max_model_len);
         if self.drafter.is_none() {
@@ -89,9 +78,7 @@ impl Scheduler {
         state.members.push(slot);
         self.waiting.fair.begins(rank.class, self.sequences[slot].tenant);
         self.waiting.insert(&self.sequences[slot], slot, WaitingFor::Turn);
-        if let Some(deadline) = state.deadline {
-            self.deadlines.insert((deadline, id));
-        }
+        self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
         self.requests.insert(id, state);
     }
 
@@ -208,7 +195,7 @@ impl Scheduler {
         let Some(state) = self.requests.get_mut(&id) else { return };
         state.members.retain(|member| *member != slot);
         if state.members.is_empty() {
-            if let Some(deadline) = state.deadline {
+            if let Some(deadline) = sequence.request.deadline {
                 self.deadlines.remove(&(deadline, id));
             }
             if !state.scheduled {

@@ -14,8 +14,8 @@ use rustc_hash::FxHashMap;
 use super::Scheduler;
 use crate::sequence::Slot;
 
-/// What somebody asks for, or what of that is short; every part of it must be there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What somebody asks for; every part of it must be there.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     /// Per cache group. A state is a block of its group.
     pub blocks: GroupCounts,
@@ -58,8 +58,8 @@ pub(super) enum GivesWay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fits,
-    /// So much of each part is short.
-    Lacks(Demand, GivesWay),
+    /// So many blocks are short; none, where something else is.
+    Lacks(GroupCounts, GivesWay),
 }
 
 impl Verdict {
@@ -71,7 +71,7 @@ impl Verdict {
     pub fn lacking(self) -> GroupCounts {
         match self {
             Verdict::Fits => GroupCounts::default(),
-            Verdict::Lacks(short, _) => short.blocks,
+            Verdict::Lacks(blocks, _) => blocks,
         }
     }
 }
@@ -118,24 +118,24 @@ impl Scheduler {
         let above = of_tenant.saturating_sub(ceiling);
         let mut blocks = (asked.blocks + asked.left).saturating_sub(pools);
         blocks[0] = blocks[0].max(above);
-        let used = self.adapters.in_use().len() as u32 + asked.adapters;
-        let adapters = used.saturating_sub(self.config.max_adapters).min(asked.adapters);
+        let adapters = self.adapters.in_use.len() as u32 + asked.adapters;
+        let too_many = asked.adapters > 0 && adapters > self.config.max_adapters;
         let bytes = cache.loading_bytes() + asked.transfer_bytes;
-        let transfer_bytes = bytes.saturating_sub(self.config.max_transfer_bytes).min(asked.transfer_bytes);
+        let too_much = asked.transfer_bytes > 0 && bytes > self.config.max_transfer_bytes;
         let gives_way = match cache.has_quotas() {
-            _ if adapters > 0 || transfer_bytes > 0 => GivesWay::Nobody,
+            _ if too_many || too_much => GivesWay::Nobody,
             _ if blocks.is_zero() => return Verdict::Fits,
             true if above > 0 => GivesWay::Tenant,
             true if of_tenant > pools[0] || asked.left.is_zero() => GivesWay::Borrowers,
             _ => GivesWay::Anybody,
         };
-        Verdict::Lacks(Demand { blocks, adapters, transfer_bytes, ..Demand::default() }, gives_way)
+        Verdict::Lacks(blocks, gives_way)
     }
 
     /// Adapters that a sequence which does not run would bring to those in use.
     pub(super) fn new_adapters(&self, slot: Slot) -> u32 {
         let adapter = self.sequences[slot].request.adapter_id();
-        u32::from(adapter.is_some_and(|adapter| !self.adapters.in_use().contains_key(&adapter)))
+        u32::from(adapter.is_some_and(|adapter| !self.adapters.in_use.contains_key(&adapter)))
     }
 
     /// What a tenant may take without breaking a reservation but `own`'s: of the pools, and of group 0 below its ceiling.
@@ -228,7 +228,7 @@ mod tests {
         let scheduler = Scheduler::new(config).expect("valid limits");
         let asks = |cache: &KvCache, demand: Demand| scheduler.fits(cache, TenantId(1), demand, None);
         let blocks = |count| Demand::from(GroupCounts::full(count));
-        let lacks = |count, gives_way| Verdict::Lacks(blocks(count), gives_way);
+        let lacks = |count, gives_way| Verdict::Lacks(GroupCounts::full(count), gives_way);
         let whole = cache(&[]);
         assert_eq!(asks(&whole, blocks(3)), Verdict::Fits);
         assert_eq!(asks(&whole, blocks(4)), lacks(1, GivesWay::Anybody));
@@ -246,9 +246,7 @@ mod tests {
         assert_eq!(asks(&divided, and_left), lacks(1, GivesWay::Anybody), "others are left too little");
 
         for short in [Demand { adapters: 2, ..blocks(3) }, Demand { transfer_bytes: 101, ..blocks(3) }] {
-            let (adapters, transfer_bytes) = (short.adapters / 2, short.transfer_bytes / 101);
-            let lacking = Demand { adapters, transfer_bytes, ..Demand::default() };
-            assert_eq!(asks(&whole, short), Verdict::Lacks(lacking, GivesWay::Nobody));
+            assert_eq!(asks(&whole, short), lacks(0, GivesWay::Nobody));
         }
     }
 }

@@ -30,8 +30,8 @@ const LEASE_US: u64 = 500_000;
 /// What a tier is still reading of a preempted sequence.
 pub(super) struct Leaving {
     lease: Lease,
+    /// [`LEASE_US`] behind its order.
     until: Micros,
-    ordered: Micros,
     owner: (SequenceId, Slot),
     tier: TierId,
     /// Of group 0; and contents of all groups, and their bytes.
@@ -73,7 +73,6 @@ impl Scheduler {
         self.transfers.leaving.push(Leaving {
             lease,
             until,
-            ordered: self.now,
             owner: (id, victim),
             tier,
             blocks: own..to,
@@ -98,11 +97,11 @@ impl Scheduler {
         self.end_piece(cache, lease, kept);
         let leaving = &mut self.transfers.leaving;
         let Some(at) = leaving.iter().position(|leaving| leaving.lease == lease) else { return held };
-        let Leaving { owner: (id, slot), tier, blocks, contents, bytes, ordered, .. } = leaving.remove(at);
+        let Leaving { owner: (id, slot), tier, blocks, contents, bytes, until, .. } = leaving.remove(at);
         if kept == 0 {
             return held;
         }
-        self.costs.swapped(bytes, now.0.saturating_sub(ordered.0) as f64);
+        self.costs.swapped(bytes, (now.0 + LEASE_US).saturating_sub(until.0) as f64);
         // Of windows what is read at the end was kept last.
         let end = if kept == contents { blocks.end } else { (blocks.start + kept).min(blocks.end) };
         let is_of_use = kept == contents || cache.needed_groups() == 1;
@@ -116,8 +115,8 @@ impl Scheduler {
     pub(super) fn forget_late_stores(&mut self) {
         let now = self.now;
         let late = self.transfers.leaving.extract_if(.., |leaving| leaving.until <= now);
-        for Leaving { bytes, until, ordered, .. } in late {
-            self.costs.swapped(bytes, (until.0 - ordered.0) as f64);
+        for Leaving { bytes, .. } in late {
+            self.costs.swapped(bytes, LEASE_US as f64);
         }
     }
 

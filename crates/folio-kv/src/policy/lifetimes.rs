@@ -325,10 +325,6 @@ impl EvictionPolicy for LearnedLifetimes {
     fn age(&self, block: BlockId) -> Option<u64> {
         Some(self.freed_since(self.states[block.0 as usize].since))
     }
-
-    fn evictable(&self) -> u32 {
-        self.runs.len()
-    }
 }
 
 #[cfg(test)]

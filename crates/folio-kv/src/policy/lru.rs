@@ -14,12 +14,11 @@ use crate::types::BlockId;
 pub struct LruLeafFirst {
     links: Links,
     list: List,
-    len: u32,
 }
 
 impl LruLeafFirst {
     pub fn new() -> Self {
-        Self { links: Links::new(0), list: List::EMPTY, len: 0 }
+        Self { links: Links::new(0), list: List::EMPTY }
     }
 }
 
@@ -43,12 +42,10 @@ impl EvictionPolicy for LruLeafFirst {
 
     fn on_free(&mut self, block: BlockId, _meta: &BlockMeta) {
         self.links.push_youngest(&mut self.list, block.0);
-        self.len += 1;
     }
 
     fn on_use(&mut self, block: BlockId, _meta: &BlockMeta) {
         self.links.remove(&mut self.list, block.0);
-        self.len -= 1;
     }
 
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
@@ -57,9 +54,5 @@ impl EvictionPolicy for LruLeafFirst {
 
     fn victim(&mut self) -> Option<BlockId> {
         self.list.oldest().map(BlockId)
-    }
-
-    fn evictable(&self) -> u32 {
-        self.len
     }
 }

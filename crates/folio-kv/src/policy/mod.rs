@@ -4,8 +4,8 @@
 //! found; the pool tells a policy everything it may use, through hooks.
 //!
 //! The pool guarantees: `on_insert` comes first for a block and `on_remove` last; between them `on_free` and `on_use`
-//! alternate, starting with the block in use (a tail is inserted and freed at once); `victim` is called only while
-//! `evictable() > 0`. Hooks of one release come tail first, so a parent is always freed after its children.
+//! alternate, starting with the block in use (a tail is inserted and freed at once). Hooks of one release come tail first, so a
+//! parent is always freed after its children.
 //!
 //! The policy guarantees: a victim is a block that was freed and not used since, and that has no children. The pool
 //! checks both and falls back to any such block, so a faulty policy costs hits and never correctness.
@@ -79,14 +79,12 @@ pub trait EvictionPolicy: Send {
     fn on_leaf(&mut self, _block: BlockId, _meta: &BlockMeta) {}
     /// A freed block left the index: evicted, cleared, or superseded by a longer one.
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta);
-    /// The block to give up. The pool answers with `on_remove`.
+    /// The block to give up; `None`: none is freed. The pool answers with `on_remove`.
     fn victim(&mut self) -> Option<BlockId>;
     /// Blocks that were freed since this one, which is freed, was. `None`: the policy does not count them.
     fn age(&self, _block: BlockId) -> Option<u64> {
         None
     }
-    /// Blocks that repeated calls of `victim` would give up.
-    fn evictable(&self) -> u32;
 }
 
 pub(crate) const NONE: u32 = u32::MAX;

@@ -48,8 +48,6 @@ pub(crate) struct Retaining {
     levels: Vec<u8>,
     leaves: Leaves,
     due: Due,
-    /// Freed blocks that the policy inside does not see.
-    outside: u32,
 }
 
 /// Whether freed blocks of this level are the business of the policy inside.
@@ -61,7 +59,7 @@ impl Retaining {
     pub fn new(mut policy: Box<dyn EvictionPolicy>, blocks: u32) -> Self {
         policy.resize(blocks);
         let levels = vec![UNTOLD; blocks as usize];
-        Self { policy, levels, leaves: Leaves::new(blocks, DEFAULT), due: Due::default(), outside: 0 }
+        Self { policy, levels, leaves: Leaves::new(blocks, DEFAULT), due: Due::default() }
     }
 
     /// A block whose time to live has passed; the caller answers with [`Retaining::expire`]. See [`Due::next`].
@@ -116,7 +114,7 @@ impl Retaining {
         if freed && was != level {
             let leaf = self.leaves.remove(meta.tenant, was, block);
             match (is_inside(was), is_inside(level)) {
-                (true, false) => self.send_out(block, meta),
+                (true, false) => self.policy.on_remove(BlockId(block), meta),
                 (false, true) => {
                     self.take_in(block, meta);
                     self.policy.on_free(BlockId(block), meta);
@@ -130,13 +128,7 @@ impl Retaining {
         self.levels[block as usize] = level | if freed { FREED } else { 0 };
     }
 
-    fn send_out(&mut self, block: u32, meta: &BlockMeta) {
-        self.outside += 1;
-        self.policy.on_remove(BlockId(block), meta);
-    }
-
     fn take_in(&mut self, block: u32, meta: &BlockMeta) {
-        self.outside -= 1;
         self.policy.on_insert(BlockId(block), &BlockMeta { hits: 0, ..*meta });
     }
 
@@ -161,7 +153,7 @@ impl Retaining {
         self.levels[block.0 as usize] |= FREED;
         self.policy.on_free(block, meta);
         if !is_inside(level) {
-            self.send_out(block.0, meta);
+            self.policy.on_remove(block, meta);
         }
         if meta.children == 0 {
             self.leaves.push_youngest(meta.tenant, level, block.0);
@@ -205,9 +197,8 @@ impl Retaining {
     pub fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
         let level = self.level(block.0);
         self.leaves.remove(meta.tenant, level, block.0);
-        match is_inside(level) {
-            true => self.policy.on_remove(block, meta),
-            false => self.outside -= 1,
+        if is_inside(level) {
+            self.policy.on_remove(block, meta);
         }
         self.due.clear(block.0);
         self.levels[block.0 as usize] = UNTOLD;
@@ -218,8 +209,9 @@ impl Retaining {
         if let Some(offered) = self.leaves.take_turn(0..DEFAULT) {
             return Some(BlockId(offered));
         }
-        let named = if self.policy.evictable() > 0 { self.policy.victim() } else { None };
-        let Some(named) = named else { return self.leaves.take_turn(OPERATOR..u8::MAX).map(BlockId) };
+        let Some(named) = self.policy.victim() else {
+            return self.leaves.take_turn(OPERATOR..u8::MAX).map(BlockId);
+        };
         let leaf = self.leaves.contains(named.0);
         if leaf && self.level(named.0) == DEFAULT {
             return Some(named);
@@ -237,11 +229,6 @@ impl Retaining {
     /// See [`EvictionPolicy::age`]. Of blocks that the policy inside does not see nothing is counted.
     pub fn age(&self, block: BlockId) -> Option<u64> {
         is_inside(self.level(block.0)).then(|| self.policy.age(block))?
-    }
-
-    /// Blocks that repeated calls of `victim` would give up.
-    pub fn evictable(&self) -> u32 {
-        self.policy.evictable() + self.outside
     }
 
     /// What does not hold for a block, in words. `freed`: it is indexed and in no table.

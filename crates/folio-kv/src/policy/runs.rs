@@ -31,7 +31,6 @@ pub(super) struct Runs {
     spare: Vec<u32>,
     order: Links,
     lists: Vec<List>,
-    len: u32,
 }
 
 impl Runs {
@@ -42,12 +41,7 @@ impl Runs {
             spare: Vec::with_capacity(blocks as usize),
             order: Links::with_capacity(blocks),
             lists: vec![List::EMPTY; lists],
-            len: 0,
         }
-    }
-
-    pub fn len(&self) -> u32 {
-        self.len
     }
 
     /// Reads what is kept of the block, for nothing but to have it near.
@@ -69,7 +63,6 @@ impl Runs {
             last => self.links[last as usize].next = block,
         }
         self.links[block as usize] = RunLink { prev: last, next: NONE, run };
-        self.len += 1;
     }
 
     fn open(&mut self, list: usize) -> u32 {
@@ -99,7 +92,6 @@ impl Runs {
             next => self.links[next as usize].prev = prev,
         }
         self.links[block as usize].run = NONE;
-        self.len -= 1;
         let Run { first, list, .. } = self.runs[run as usize];
         if first == NONE {
             self.order.remove(&mut self.lists[list as usize], run);
@@ -144,7 +136,6 @@ mod tests {
         assert_eq!((old(&runs), runs.youngest(0)), (vec![], None));
         runs.push(0, 6, true);
         assert_eq!(old(&runs), [6], "there is nothing to join in an empty list");
-        assert_eq!(runs.len(), 2);
         assert!(runs.contains(5) && runs.contains(6) && !runs.contains(4));
     }
 }

@@ -117,7 +117,6 @@ pub struct Fifo {
     /// When each block was inserted, or `None`.
     inserted: Vec<Option<u64>>,
     freed: Vec<bool>,
-    freed_count: u32,
     /// Freed leaves by age.
     candidates: BTreeMap<u64, BlockId>,
 }
@@ -142,7 +141,6 @@ impl EvictionPolicy for Fifo {
 
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
         assert!(!std::mem::replace(&mut self.freed[block.0 as usize], true), "freed twice");
-        self.freed_count += 1;
         if meta.children == 0 {
             self.candidates.insert(self.age(block), block);
         }
@@ -150,7 +148,6 @@ impl EvictionPolicy for Fifo {
 
     fn on_use(&mut self, block: BlockId, _meta: &BlockMeta) {
         assert!(std::mem::replace(&mut self.freed[block.0 as usize], false), "used and never freed");
-        self.freed_count -= 1;
         self.candidates.remove(&self.age(block));
     }
 
@@ -168,10 +165,6 @@ impl EvictionPolicy for Fifo {
 
     fn victim(&mut self) -> Option<BlockId> {
         self.candidates.first_key_value().map(|(_, &block)| block)
-    }
-
-    fn evictable(&self) -> u32 {
-        self.freed_count
     }
 }
 

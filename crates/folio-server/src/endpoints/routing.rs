@@ -113,10 +113,10 @@ pub async fn loads(State(served): Shared<Served>) -> Response<Body> {
         "num_total_reqs": stats.running + waiting,
         "num_used_tokens": tokens(cache.active_blocks),
         "max_total_num_tokens": tokens(cache.blocks),
-        "token_usage": stats.kv_usage(),
+        "token_usage": cache.usage(),
         "gen_throughput": generated,
         "cache_hit_rate": ratio(cache.queries.hit_tokens as f64, cache.queries.tokens as f64),
-        "utilization": stats.kv_usage(),
+        "utilization": cache.usage(),
     });
     json_response(json!({"timestamp": unix_s(), "dp_rank_count": 1, "loads": [load]}).to_string())
 }

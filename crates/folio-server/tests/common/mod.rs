@@ -345,7 +345,7 @@ impl Engine for FakeEngine {
 
     fn stats(&self) -> Arc<EngineStats> {
         let mut stats = EngineStats { running: self.live() as u32, ..Default::default() };
-        stats.cache.block_tokens = 16;
+        stats.cache.groups[0].block_tokens = 16;
         stats.load_costs.fill(Some(folio_engine::LoadCost { latency_us: 1000.0, us_per_byte: 0.001 }));
         Arc::new(stats)
     }

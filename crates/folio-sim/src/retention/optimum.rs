@@ -72,8 +72,4 @@ impl EvictionPolicy for Min {
     fn victim(&mut self) -> Option<BlockId> {
         self.freed.last().map(|(_, block)| BlockId(*block))
     }
-
-    fn evictable(&self) -> u32 {
-        self.freed.len() as u32
-    }
 }

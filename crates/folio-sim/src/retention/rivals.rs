@@ -31,13 +31,12 @@ pub(super) struct Ranked {
     records: Vec<RivalRecord>,
     freed: Vec<bool>,
     leaves: BTreeSet<(Rank, u32)>,
-    evictable: u32,
     now: u64,
 }
 
 impl Ranked {
     pub fn new(rank: fn(&RivalRecord) -> Rank) -> Self {
-        Self { rank, records: Vec::new(), freed: Vec::new(), leaves: BTreeSet::new(), evictable: 0, now: 0 }
+        Self { rank, records: Vec::new(), freed: Vec::new(), leaves: BTreeSet::new(), now: 0 }
     }
 
     fn key(&self, block: BlockId) -> (Rank, u32) {
@@ -62,7 +61,6 @@ impl EvictionPolicy for Ranked {
         record.freed = self.now;
         record.hits = meta.hits;
         self.freed[block.0 as usize] = true;
-        self.evictable += 1;
         if meta.children == 0 {
             self.leaves.insert(self.key(block));
         }
@@ -81,15 +79,10 @@ impl EvictionPolicy for Ranked {
     fn on_remove(&mut self, block: BlockId, _meta: &BlockMeta) {
         self.leaves.remove(&self.key(block));
         self.freed[block.0 as usize] = false;
-        self.evictable -= 1;
     }
 
     fn victim(&mut self) -> Option<BlockId> {
         self.leaves.first().map(|(_, block)| BlockId(*block))
-    }
-
-    fn evictable(&self) -> u32 {
-        self.evictable
     }
 }
 
@@ -104,7 +97,6 @@ pub(super) struct S3Fifo {
     lengths: [u32; 2],
     ghosts: HashSet<BlockHash>,
     ghost_order: VecDeque<BlockHash>,
-    evictable: u32,
     now: u64,
 }
 
@@ -159,7 +151,6 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn on_free(&mut self, block: BlockId, meta: &BlockMeta) {
-        self.evictable += 1;
         self.change(block.0, |entry| {
             let found = meta.hits.saturating_sub(entry.hits).min(FREQUENCY_MOST.into()) as u8;
             entry.frequency = (entry.frequency + found).min(FREQUENCY_MOST);
@@ -170,7 +161,6 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn on_use(&mut self, block: BlockId, _meta: &BlockMeta) {
-        self.evictable -= 1;
         self.change(block.0, |entry| entry.freed = false);
     }
 
@@ -179,7 +169,6 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn on_remove(&mut self, block: BlockId, meta: &BlockMeta) {
-        self.evictable -= 1;
         self.change(block.0, |entry| entry.freed = false);
         let queue = self.entries[block.0 as usize].queue;
         self.lengths[queue] -= 1;
@@ -213,9 +202,5 @@ impl EvictionPolicy for S3Fifo {
                 _ => return Some(BlockId(block)),
             }
         }
-    }
-
-    fn evictable(&self) -> u32 {
-        self.evictable
     }
 }

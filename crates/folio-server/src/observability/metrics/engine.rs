@@ -46,7 +46,7 @@ impl Collector for EngineCollector {
                 ),
                 "folio:waits_total" => waits(stats.counters.waits),
                 "folio:waits_expired_total" => waits(stats.counters.waits_expired),
-                "vllm:kv_cache_usage_perc" => Samples::Gauge(stats.kv_usage()),
+                "vllm:kv_cache_usage_perc" => Samples::Gauge(cache.usage()),
                 "vllm:cache_config_info" => Samples::Gauges(vec![(
                     vec![
                         ("num_gpu_blocks", cache.blocks.to_string()),
@@ -283,10 +283,9 @@ fn group_labels(cache: &CacheStats, group: usize) -> Labels {
 }
 
 fn blocks_by_state(cache: &CacheStats) -> Vec<(Labels, f64)> {
-    let full = [cache.free_blocks, cache.cached_blocks, cache.active_blocks];
-    let windows = cache.windows().iter().map(|w| [w.free_blocks, w.cached_blocks, w.active_blocks]);
     let mut samples = Vec::new();
-    for (group, counts) in std::iter::once(full).chain(windows).enumerate() {
+    for (group, of) in cache.groups().iter().enumerate() {
+        let counts = [of.free_blocks, of.cached_blocks, of.active_blocks];
         for (state, count) in ["free", "cached", "active"].into_iter().zip(counts) {
             let mut labels = group_labels(cache, group);
             labels.push(("state", state.to_owned()));
@@ -297,6 +296,6 @@ fn blocks_by_state(cache: &CacheStats) -> Vec<(Labels, f64)> {
 }
 
 fn evictions_by_group(cache: &CacheStats) -> Vec<(Labels, u64)> {
-    let groups = std::iter::once(cache.evictions).chain(cache.windows().iter().map(|w| w.evictions));
-    groups.enumerate().map(|(group, count)| (group_labels(cache, group), count)).collect()
+    let groups = cache.groups().iter().enumerate();
+    groups.map(|(group, of)| (group_labels(cache, group), of.evictions)).collect()
 }

@@ -74,7 +74,7 @@ mod tests {
     fn a_moment_has_what_it_is_said_to_have() {
         let (before, mut now) = (Sample::default(), Sample::default());
         now.running = 3;
-        now.cache.cached_blocks = 7;
+        now.cache.groups[0].cached_blocks = 7;
         assert_eq!(moment(&before, &now), None, "no time is counted");
         now.at = Micros(1_234_567);
         let idle = *Scheduler::new(SchedulerConfig::default()).unwrap().work();
