@@ -164,11 +164,8 @@ impl KvCache {
             let source = source.filter(|of| table.goes_on(group) && fits(of));
             let taken = source.and_then(|source| Some((source, self.take(group, tenant)?)));
             let Some((source, to)) = taken else {
-                if !config.optional {
-                    // A quota that was not foreseen: nothing was taken yet.
-                    table.computed = from;
-                    return;
-                }
+                // For what is needed there was room, beside all that is held by now.
+                assert!(config.optional, "a block that was counted is not to be had");
                 table.lists[group].push(HOLE);
                 continue;
             };

@@ -3,7 +3,10 @@
 mod common;
 
 use common::{ByRoot, config, root, serve};
-use folio_kv::{BlockTable, KvCache, LearnedLifetimes, LruLeafFirst, Quota, QuotaError, TenantId};
+use folio_kv::{
+    BlockTable, EvictionPolicy, GroupConfig, KvCache, Layout, LearnedLifetimes, LruLeafFirst, Quota,
+    QuotaError, TenantId,
+};
 use proptest::prelude::*;
 
 const SIZE: u32 = 4;
@@ -129,11 +132,18 @@ proptest! {
         guarantees in prop::collection::vec(0..6u32, 3),
         above in prop::collection::vec(1..20u32, 3),
         learned in any::<bool>(),
+        grouped in any::<bool>(),
     ) {
-        let mut cache = match learned {
-            true => KvCache::new(config(20, SIZE), Box::new(LearnedLifetimes::new(0.1))),
-            false => KvCache::new(config(20, SIZE), Box::new(LruLeafFirst::new())),
+        let policy: Box<dyn EvictionPolicy> = match learned {
+            true => Box::new(LearnedLifetimes::new(0.1)),
+            false => Box::new(LruLeafFirst::new()),
         };
+        // Larger blocks, in which a hit may end: of a group that is needed, and of a drafter's states, which are few.
+        let window = GroupConfig::window(6, 24, 2 * SIZE, 256);
+        let states = GroupConfig { layout: Layout::State, blocks: 5, optional: true, ..window };
+        let more = [window, states];
+        let more = if grouped { more.as_slice() } else { &more[..0] };
+        let mut cache = KvCache::with_groups(config(20, SIZE), more, policy);
         let quotas: Vec<(TenantId, Quota)> = (0..3)
             .map(|t| (t as u32, guarantees[t], (guarantees[t] + above[t]).min(20)))
             .map(|(tenant, guarantee, ceiling)| (TenantId(tenant), Quota { guarantee, ceiling }))
