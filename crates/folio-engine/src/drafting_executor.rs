@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use crate::guide::{Guide, GuideRef, Restricted};
 use crate::plan::{
-    DrafterModel, Executor, ExecutorError, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
+    DrafterModel, Executor, ExecutorError, Reads, SamplePlan, SampleSpec, Sampled, SequenceId, SequencePlan,
     StepOutput, StepPlan, TableChange, Want,
 };
 use crate::request::SamplingParams;
@@ -63,7 +63,16 @@ struct Of {
 impl<M: Executor, D: Executor> DraftingExecutor<M, D> {
     /// `model` has the cache groups before `as_drafter.group` ([`crate::ModelExecutor::with_groups`]), and gives features where the drafter
     /// reads them. `drafter` has those from there on ([`DrafterModel::cache_groups`]), and `vocab` tokens; what is unknown to it is token 0.
+    ///
+    /// # Panics
+    ///
+    /// If it reads features and has more than one group: a context that begins anew begins with a block of that one, and a state has none.
     pub fn new(model: M, drafter: D, as_drafter: DrafterModel, vocab: u32) -> Self {
+        let is_head = as_drafter.reads != Reads::Tokens;
+        assert!(
+            !is_head || as_drafter.groups == 1,
+            "a head keeps K and V of all positions, and nothing else"
+        );
         Self {
             model,
             drafter,

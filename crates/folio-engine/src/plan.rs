@@ -318,7 +318,8 @@ pub trait Executor: Send {
 /// A drafter that is a model, as the scheduler knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrafterModel {
-    /// The first of the cache groups of its KV and states, which are optional and the last of all; and how many they are.
+    /// The first of the cache groups of its KV and states, which are optional and the last of all; and how many they are: one where it reads
+    /// features.
     pub group: usize,
     pub groups: usize,
     /// Tokens of a block of the first.

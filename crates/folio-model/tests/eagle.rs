@@ -166,6 +166,12 @@ fn what_is_not_served_is_named() {
     assert_names(&what, &["input_norm.weight"]);
     let off = |config: &mut Value| config["eagle_config"]["use_aux_hidden_state"] = false.into();
     assert_names(&refusal("sglang", off, as_is), &["use_aux_hidden_state"]);
+    let windowed = |config: &mut Value| {
+        let layer = &mut config["transformer_layer_config"];
+        (layer["layer_types"], layer["sliding_window"]) = (json!(["sliding_attention"]), 16.into());
+    };
+    let what = refusal("speculators", windowed, as_is);
+    assert_names(&what, &["sliding_attention", "transformer_layer_config.layer_types", "all positions"]);
     let what = refusal("speculators", |config| config["speculators_model_type"] = "dflash".into(), as_is);
     assert_names(&what, &["dflash", "speculators_model_type"]);
     let more = |file: &mut File| {

@@ -152,6 +152,17 @@ fn what_is_missing_or_too_much_is_named() {
     }
 }
 
+/// Nothing says which of the model's kinds of layers its head has.
+#[test]
+fn a_head_of_a_model_with_windows_is_refused() {
+    let windowed = |config: &mut Value| {
+        (config["use_sliding_window"], config["sliding_window"]) = (true.into(), 16.into());
+        config["layer_types"] = serde_json::json!(["full_attention", "sliding_attention"]);
+    };
+    let what = opened("qwen", windowed, |_| ()).err().expect("refused");
+    assert_names(&what, &["an MTP head", "a window", "attend to all positions"]);
+}
+
 #[test]
 fn shapes_are_those_of_the_model() {
     let what = refusal("qwen", |file| file.get("mtp.fc.weight").shape = vec![96, 48]);

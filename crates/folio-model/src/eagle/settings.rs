@@ -84,6 +84,11 @@ impl Settings {
                 format!("a head of {layers} layers (field `{path}num_hidden_layers`)"),
             ));
         }
+        let types = layer.list("layer_types")?.unwrap_or_default();
+        if let Some(kind) = types.first().and_then(Value::as_str).filter(|kind| *kind != "full_attention") {
+            let what = format!("a head whose layer is of type `{}` (field `{path}layer_types`)", short(kind));
+            return Err(unsupported(file, what));
+        }
         let config = as_decoder(file, layer)?;
         if config.quantization.is_some() {
             return Err(unsupported(file, "a quantized head (field `quantization_config`)".to_owned()));
@@ -207,7 +212,7 @@ fn as_decoder(file: &str, layer: Fields<'_>) -> Result<Config> {
 }
 
 fn unsupported(file: &str, what: String) -> ModelError {
-    let supported = "supported: EAGLE-3 heads of one layer".to_owned();
+    let supported = "supported: EAGLE-3 heads of one layer that attends to all positions".to_owned();
     ModelError::Unsupported { file: file.to_owned(), what, supported }
 }
 

@@ -64,6 +64,15 @@ impl Head {
             let supported = "supported: MTP heads of one layer".to_owned();
             return Err(ModelError::Unsupported { file: target.location(), what, supported });
         }
+        if target.config().windows.iter().any(Option::is_some) {
+            let what = "an MTP head of a model with layers that see a window, of which its own may be one";
+            let supported = "supported: MTP heads of models whose layers attend to all positions".to_owned();
+            return Err(ModelError::Unsupported {
+                file: target.location(),
+                what: what.to_owned(),
+                supported,
+            });
+        }
         let head = Self(stored);
         head.check(target)?;
         Ok(Some(head))
