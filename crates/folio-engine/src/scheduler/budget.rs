@@ -23,6 +23,7 @@ use folio_kv::{GroupCounts, KvCache, TenantId};
 
 use super::Scheduler;
 use super::admission::Headroom;
+use super::context_times::Context;
 use super::drafts::{Drafts, PossibleDraft};
 use super::fair::Head;
 use super::preemption::Allocation;
@@ -69,6 +70,8 @@ pub(super) struct Step {
     pub tenants: TenantRates,
     /// Blocks that running sequences lack for what they know and their next tokens, once somebody asked.
     pub growth: Option<GroupCounts>,
+    /// What a row of each running sequence sees, once somebody asked.
+    pub seen: Option<Context>,
 }
 
 impl Step {
@@ -100,7 +103,7 @@ impl Scheduler {
     pub(super) fn grant_decodes(&mut self, cache: &mut KvCache) -> u32 {
         self.step.granted = 0;
         self.step.preempted = false;
-        self.step.growth = None;
+        (self.step.growth, self.step.seen) = (None, None);
         self.step.plans += 1;
         match self.running.is_empty() {
             true => self.headroom = Headroom::new(),

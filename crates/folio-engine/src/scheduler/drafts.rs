@@ -340,12 +340,12 @@ impl Scheduler {
     fn is_read(&mut self, slot: Slot) -> bool {
         let sequence = &self.sequences[slot];
         let (tenant, most, positions) = (sequence.tenant, sequence.model_drafts, sequence.known());
-        let mut decoding = Decoding { rows: 1, kind: StepKind::Drafting, ..Decoding::default() };
-        decoding.context.add(positions.saturating_sub(1), 1);
-        for (_, slot) in &self.running {
-            decoding.rows += 1;
-            decoding.context.add(self.sequences[*slot].known().saturating_sub(1), 1);
-        }
+        let seen = self.step.seen.unwrap_or_else(|| self.seen_by_running());
+        debug_assert_eq!(seen, self.seen_by_running(), "what one of them knows has changed unseen");
+        self.step.seen = Some(seen);
+        let (rows, mut context) = (self.running.len() as u32 + 1, seen);
+        context.add(positions.saturating_sub(1), 1);
+        let decoding = Decoding { rows, context, kind: StepKind::Drafting, ..Decoding::default() };
         let record = self.draft_records.of(tenant, DraftSource::Model);
         let right = record.rate();
         let pays = |us| {
@@ -357,6 +357,15 @@ impl Scheduler {
         };
         let known = self.costs.step_us(decoding.rows, decoding.context, StepKind::Alone);
         record.reads(known.filter(|_| self.costs.knows(StepKind::Drafting)).is_none_or(pays))
+    }
+
+    /// What a row of each running sequence sees. O(running).
+    fn seen_by_running(&self) -> Context {
+        let mut seen = Context::default();
+        for (_, slot) in &self.running {
+            seen.add(self.sequences[*slot].known().saturating_sub(1), 1);
+        }
+        seen
     }
 
     /// The rows of its drafts, as far as budget and free blocks go.

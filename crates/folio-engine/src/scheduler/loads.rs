@@ -287,7 +287,7 @@ impl Scheduler {
         if self.sequences[slot].suspension().is_some() || self.sequences[slot].table().is_some() {
             return false;
         }
-        self.step.growth = None;
+        (self.step.growth, self.step.seen) = (None, None);
         self.look_up_now(cache, slot);
         let sequence = &self.sequences[slot];
         let Some(waiting) = sequence.waiting() else { return false };

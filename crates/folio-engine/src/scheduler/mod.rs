@@ -370,7 +370,11 @@ impl Scheduler {
         }
         self.step.has_histories |= sequence.history.is_some();
         self.start_drafter(cache, slot);
-        let rank = self.sequences[slot].rank;
+        let sequence = &self.sequences[slot];
+        if let Some(seen) = &mut self.step.seen {
+            seen.add(sequence.known().saturating_sub(1), 1);
+        }
+        let rank = sequence.rank;
         let at = self.running.partition_point(|(other, _)| *other < rank);
         self.running.insert(at, (rank, slot));
         if reserve {
@@ -387,6 +391,7 @@ impl Scheduler {
         let rank = self.sequences[slot].rank;
         if let Ok(at) = self.running.binary_search_by_key(&rank, |(other, _)| *other) {
             self.running.remove(at);
+            self.step.seen = None;
             let adapter = self.sequences[slot].request.adapter_id();
             adapter.into_iter().for_each(|id| self.adapters.end_use(id));
         }
