@@ -405,6 +405,15 @@ impl Executor for Noting {
     }
 }
 
+/// What it sees begins with a block of that one; a state would be that of a text it never saw.
+#[test]
+#[should_panic(expected = "a head keeps K and V of all positions")]
+fn a_head_has_one_cache_group() {
+    let reads = Reads::Features { width: 4 };
+    let as_head = DrafterModel { group: 1, groups: 2, block_tokens: 4, positions: EVER, reads };
+    DraftingExecutor::new(Noting::default(), Noting::default(), as_head, 100);
+}
+
 #[test]
 fn drafts_are_drawn_at_their_share_of_the_temperature() {
     let (model, drafter) = (Noting::default(), Noting::default());
