@@ -9,7 +9,6 @@
 //! (auto-round, `inference/backend.py`, `inference/convert_model.py`, and the `pack` of `auto_round_extension/torch`.)
 
 use super::Quantization;
-use super::awq;
 use super::gptq::{Gptq, Setting};
 use super::options::Options;
 use super::rules::{Settings, Target};
