@@ -659,7 +659,7 @@ fn families_are_loaded_as_they_are_published() {
 
 /// The scheme of the first part that a matrix has in its name.
 fn by_part(schemes: &[(&str, Scheme)]) -> impl Fn(&str) -> Scheme {
-    move |name| schemes.iter().find(|(part, _)| name.contains(part)).unwrap().1
+    move |name: &str| schemes.iter().find(|(part, _)| name.contains(part)).unwrap().1
 }
 
 /// A Mixtral whose modules are quantized in several ways, and what may be said of it.
