@@ -120,8 +120,9 @@ impl Wide {
 /// How matrices are stored.
 #[derive(Clone, Copy)]
 enum Scheme {
-    /// FP8 with a scale for each 128 rows and columns, each row, or each matrix (ModelOpt).
+    /// FP8 with a scale for each 128 rows and columns (as DeepSeek and as ModelOpt writes it), each row, or each matrix (ModelOpt).
     Fp8Blocks,
+    Fp8BlocksOfModelOpt,
     Fp8Rows,
     Fp8Matrices,
     /// As ModelOpt writes it.
@@ -130,7 +131,8 @@ enum Scheme {
     Packed,
     /// In groups of so many columns.
     Awq(usize),
-    Gptq(usize),
+    /// Bits, whether symmetric, and columns of a group. Zero points are stored minus one where it is, else as they are.
+    Gptq(usize, bool, usize),
 }
 
 fn e4m3(code: u8) -> f32 {
@@ -167,6 +169,14 @@ fn words(nibbles: &[u8], order: [usize; 8]) -> Vec<u8> {
     nibbles.chunks_exact(8).flat_map(|eight| word(eight).to_le_bytes()).collect()
 }
 
+/// Where the bits of the code `at` are among words, the lowest first: in which, and what of it they are.
+fn in_words(code: u8, bits: usize, at: usize) -> impl Iterator<Item = (usize, u32)> {
+    (0..bits).map(move |bit| {
+        let place = at * bits + bit;
+        (place / 32, u32::from(code >> bit & 1) << (place % 32))
+    })
+}
+
 const IN_TURN: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 const EVEN_FIRST: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
@@ -190,19 +200,20 @@ impl Scheme {
         };
         let number = |value: f32| value.to_le_bytes().to_vec();
         let values = match self {
-            Scheme::Fp8Blocks | Scheme::Fp8Rows | Scheme::Fp8Matrices => {
+            Scheme::Fp8Blocks | Scheme::Fp8BlocksOfModelOpt | Scheme::Fp8Rows | Scheme::Fp8Matrices => {
                 let code = |random: &mut Random| random.below(0x68) as u8 | (random.below(2) as u8) << 7;
                 let codes: Vec<u8> = (0..rows * cols).map(|_| code(random)).collect();
-                let across = cols.div_ceil(SIDE);
+                let (down, across) = (rows.div_ceil(SIDE), cols.div_ceil(SIDE));
                 let (name, dtype, scaled) = match self {
-                    Scheme::Fp8Blocks => ("weight_scale_inv", "F32", vec![rows.div_ceil(SIDE), across]),
+                    Scheme::Fp8Blocks => ("weight_scale_inv", "F32", vec![down, across]),
+                    Scheme::Fp8BlocksOfModelOpt => ("weight_scale", "F32", vec![down, 1, across, 1]),
                     Scheme::Fp8Rows => ("weight_scale", "BF16", [of_rows, &[1]].concat()),
                     _ => ("weight_scale", "F32", Vec::new()),
                 };
                 let (scale, bytes) = scales(dtype, scaled.iter().product(), random);
                 let values = each(&|row, col| {
                     let at = match self {
-                        Scheme::Fp8Blocks => row / SIDE * across + col / SIDE,
+                        Scheme::Fp8Blocks | Scheme::Fp8BlocksOfModelOpt => row / SIDE * across + col / SIDE,
                         Scheme::Fp8Rows => row,
                         _ => 0,
                     };
@@ -256,18 +267,33 @@ impl Scheme {
                 part("scales", "F16", &[count, rows], bytes);
                 values
             }
-            Scheme::Gptq(group) => {
-                let (codes, count) = (nibbles(rows * cols, random), cols / group);
+            Scheme::Gptq(bits, symmetric, group) => {
+                let (count, middle) = (cols / group, 1u8 << (bits - 1));
+                let mut code = || random.below(1 << bits) as u8;
+                let codes: Vec<u8> = (0..rows * cols).map(|_| code()).collect();
+                let zeros: Vec<u8> =
+                    (0..count * rows).map(|_| if symmetric { middle } else { code() }).collect();
                 let (scale, bytes) = scales("F16", count * rows, random);
                 let values = each(&|row, col| {
-                    scale[col / group * rows + row] * (f32::from(codes[col * rows + row]) - 8.0)
+                    let at = col / group * rows + row;
+                    scale[at] * (f32::from(codes[col * rows + row]) - f32::from(zeros[at]))
                 });
-                let mut down = Vec::with_capacity(codes.len());
-                for (eight, row) in (0..cols / 8).flat_map(|eight| (0..rows).map(move |row| (eight, row))) {
-                    down.extend((0..8).map(|i| codes[(8 * eight + i) * rows + row]));
+                let mut down = vec![0u32; cols * bits / 32 * rows];
+                for (at, code) in codes.iter().enumerate() {
+                    for (word, set) in in_words(*code, bits, at / rows) {
+                        down[word * rows + at % rows] |= set;
+                    }
                 }
-                part("qweight", "I32", &[cols / 8, rows], words(&down, IN_TURN));
-                part("qzeros", "I32", &[count, rows / 8], vec![0x77; count * rows / 2]);
+                let mut along = vec![0u32; count * rows * bits / 32];
+                for (at, zero) in zeros.iter().enumerate() {
+                    for (word, set) in in_words(zero - u8::from(symmetric), bits, at) {
+                        along[word] |= set;
+                    }
+                }
+                let stored =
+                    |words: Vec<u32>| -> Vec<u8> { words.into_iter().flat_map(u32::to_le_bytes).collect() };
+                part("qweight", "I32", &[cols * bits / 32, rows], stored(down));
+                part("qzeros", "I32", &[count, rows * bits / 32], stored(along));
                 part("scales", "F16", &[count, rows], bytes);
                 let groups = (0..cols).flat_map(|col| ((col / group) as i32).to_le_bytes()).collect();
                 part("g_idx", "I32", &[cols], groups);
@@ -310,6 +336,27 @@ struct Made {
     unquantized: Vec<(String, Stored)>,
 }
 
+/// Quantizes every matrix, unless it never is or has one of these parts in its name, and gives their values.
+fn quantize(
+    file: &mut File,
+    plain: &'static [&'static str],
+    scheme: &dyn Fn(&str) -> Scheme,
+) -> Vec<(String, Stored)> {
+    let is_linear = |(name, stored): &(&String, &Stored)| {
+        let stays = NEVER.iter().chain(plain).any(|part| name.contains(part));
+        name.ends_with(".weight") && stored.shape.len() > 1 && !stays
+    };
+    let linear: Vec<String> = file.tensors.iter().filter(is_linear).map(|(name, _)| name.clone()).collect();
+    let mut random = Random(7);
+    let mut unquantized = Vec::new();
+    for name in linear {
+        let values = scheme(&name).put(&name, file, &mut random);
+        unquantized.push((name, values));
+    }
+    assert!(!unquantized.is_empty());
+    unquantized
+}
+
 impl Published {
     fn new(name: &'static str, model: &'static Wide, scheme: Scheme, says: Says) -> Self {
         Self { name, model, scheme, says, plain: &[], beside: &[], apart: false }
@@ -323,18 +370,7 @@ impl Published {
             take_apart(&mut file);
         }
         let names: BTreeSet<String> = file.tensors.keys().cloned().collect();
-        let is_linear = |name: &&String| {
-            let stays = NEVER.iter().chain(self.plain).any(|part| name.contains(part));
-            name.ends_with(".weight") && file.tensors[*name].shape.len() > 1 && !stays
-        };
-        let linear: Vec<String> = names.iter().filter(is_linear).cloned().collect();
-        let mut random = Random(7);
-        let mut unquantized = Vec::new();
-        for name in linear {
-            let values = self.scheme.put(&name, &mut file, &mut random);
-            unquantized.push((name, values));
-        }
-        assert!(!unquantized.is_empty());
+        let unquantized = quantize(&mut file, self.plain, &|_| self.scheme);
         for name in self.beside {
             let bytes = 0.5f32.to_le_bytes().to_vec();
             let number = Stored { dtype: "F32".to_owned(), shape: Vec::new(), bytes };
@@ -420,6 +456,16 @@ fn gptq(group: usize) -> Value {
         "quant_method": "gptq", "bits": 4, "group_size": group, "damp_percent": 0.1, "desc_act": true, "static_groups": false,
         "sym": true, "true_sequential": true, "model_name_or_path": null, "model_file_base_name": "model",
         "modules_in_block_to_quantize": [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]],
+    })
+}
+
+/// As AutoRound writes it, beside settings of modules.
+fn auto_round(packing: &str, symmetric: bool, own: &Value) -> Value {
+    json!({
+        "quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": 128, "sym": symmetric, "data_type": "int",
+        "autoround_version": "0.5.1", "amp": true, "batch_size": 8, "block_name_to_quantize": "model.layers", "iters": 1000,
+        "enable_quanted_input": true, "gradient_accumulate_steps": 1, "lr": 0.001, "minmax_lr": 0.001, "nsamples": 512,
+        "scale_dtype": "torch.float16", "seqlen": 2048, "to_quant_block_names": null, "extra_config": own,
     })
 }
 
@@ -561,17 +607,29 @@ fn published() -> Vec<Published> {
             )
         },
         new("Mixtral in AWQ", &MIXTRAL, Awq(128), config(awq(128, &["gate"]))),
-        new("Mixtral in GPTQ", &MIXTRAL, Gptq(128), config(gptq(128))),
+        new("Mixtral in GPTQ", &MIXTRAL, Gptq(4, true, 128), config(gptq(128))),
         new(
             "Mixtral in FP8, by NVIDIA",
             &MIXTRAL,
             Fp8Matrices,
             Says::HfQuantConfig(modelopt("FP8", &["lm_head", "model.layers.0.block_sparse_moe.gate"])),
         ),
+        new(
+            "Granite 3 in FP8 in blocks, by ModelOpt",
+            &GRANITE,
+            Fp8BlocksOfModelOpt,
+            Says::HfQuantConfig(modelopt("fp8_pb_wo", &["lm_head"])),
+        ),
+        new(
+            "Granite 3 in FP8 with a scale a row, by ModelOpt",
+            &GRANITE,
+            Fp8Rows,
+            Says::HfQuantConfig(modelopt("FP8_PER_CHANNEL_PER_TOKEN", &["lm_head"])),
+        ),
         new("OLMo 2 in FP8", &OLMO, Fp8Rows, config(fp8_dynamic(ALL, &["lm_head"]))),
         new("Command A in 4 bits", &COHERE, Packed, config(w4a16(ALL, &["lm_head"]))),
         new("EXAONE 4.0 in AWQ, by LG", &EXAONE, Awq(64), config(awq(64, &[]))),
-        new("EXAONE 4.0 in GPTQ, by LG", &EXAONE, Gptq(64), config(gptq(64))),
+        new("EXAONE 4.0 in GPTQ, by LG", &EXAONE, Gptq(4, true, 64), config(gptq(64))),
         new(
             "ERNIE 4.5 with experts in FP8",
             &ERNIE,
@@ -597,6 +655,115 @@ fn families_are_loaded_as_they_are_published() {
         }
         assert!(found == logits(folder.path()), "{}: other logits than unquantized", published.name);
     }
+}
+
+/// The scheme of the first part that a matrix has in its name.
+fn by_part(schemes: &[(&str, Scheme)]) -> impl Fn(&str) -> Scheme {
+    move |name: &str| schemes.iter().find(|(part, _)| name.contains(part)).unwrap().1
+}
+
+/// A Mixtral whose modules are quantized in several ways, and what may be said of it.
+fn check_several(scheme: impl Fn(&str) -> Scheme, says: &[Value]) {
+    let folder = MIXTRAL.folder();
+    let mut file = File::read(&folder.path().join("model.safetensors"));
+    let names: BTreeSet<String> = file.tensors.keys().cloned().collect();
+    let unquantized = quantize(&mut file, &[], &scheme);
+    file.write();
+    let found: Vec<Vec<f32>> = says
+        .iter()
+        .map(|says| {
+            set_quantization(folder.path(), says);
+            logits(folder.path())
+        })
+        .collect();
+    file.tensors.retain(|name, _| names.contains(name));
+    file.tensors.extend(unquantized);
+    file.write();
+    set_quantization(folder.path(), &Value::Null);
+    let expected = logits(folder.path());
+    assert!(expected.iter().all(|logit| logit.is_finite()));
+    for (found, says) in found.iter().zip(says) {
+        assert!(*found == expected, "other logits than unquantized: {says}");
+    }
+}
+
+#[test]
+fn modules_have_settings_of_their_own() {
+    // Of several patterns that match, the first holds; a name comes before them.
+    let own = json!({
+        "lm_head": {"bits": 16, "data_type": "float"},
+        "model.layers.0.block_sparse_moe.gate": {"bits": 16, "act_bits": 16},
+        ".*self_attn.*": {"bits": 16},
+        "model.layers.0.self_attn.o_proj": {"group_size": 64, "act_bits": 16},
+        "model.layers.1.self_attn.o_proj": {"group_size": 64},
+        r".*\.w2.*": {"bits": 8},
+        r"layers\.0\.block_sparse_moe\.experts\.": {"bits": 3, "group_size": 32},
+        ".*experts.*": {"bits": 2, "group_size": 64},
+    });
+    let mut own = own.as_object().unwrap().clone();
+    for (layer, part) in (0..2).flat_map(|layer| ["q_proj", "k_proj", "v_proj"].map(|part| (layer, part))) {
+        own.insert(format!("model.layers.{layer}.self_attn.{part}"), json!({"bits": 4}));
+    }
+    let mut dynamic = gptq(128);
+    dynamic["provider"] = json!("auto-round");
+    dynamic["iters"] = json!(200);
+    dynamic["data_type"] = json!("int");
+    dynamic["dynamic"] = json!({
+        "-:.*lm_head": {},
+        "+:.*o_proj": {"group_size": 64},
+        r".*\.w2": {"bits": 8, "sym": true},
+        r"+:model\.layers\.0\.block": {"bits": 3, "group_size": 32},
+        "+:.*block": {"bits": 2, "group_size": 64, "damp_percent": 0.05},
+    });
+    check_several(
+        by_part(&[
+            ("o_proj", Scheme::Gptq(4, true, 64)),
+            ("self_attn", Scheme::Gptq(4, true, 128)),
+            (".w2.", Scheme::Gptq(8, true, 128)),
+            ("layers.0.", Scheme::Gptq(3, true, 32)),
+            ("", Scheme::Gptq(2, true, 64)),
+        ]),
+        &[auto_round("auto_round:auto_gptq", true, &Value::Object(own)), dynamic],
+    );
+}
+
+#[test]
+fn zero_points_may_be_stored_as_they_are() {
+    let own = json!({".*w2.*": {"bits": 3}, ".*w[13].*": {"bits": 2, "group_size": 64}});
+    let mut v2 = gptq(128);
+    v2["sym"] = json!(false);
+    v2["checkpoint_format"] = json!("gptq_v2");
+    v2["dynamic"] = own.clone();
+    check_several(
+        by_part(&[
+            (".w2.", Scheme::Gptq(3, false, 128)),
+            ("self_attn", Scheme::Gptq(4, false, 128)),
+            ("", Scheme::Gptq(2, false, 64)),
+        ]),
+        &[auto_round("auto_round", false, &own), auto_round("auto_round:gptqmodel", false, &own), v2],
+    );
+    let own = json!({".*o_proj": {"group_size": 64}, "lm_head": {"bits": 16}});
+    check_several(
+        by_part(&[("o_proj", Scheme::Awq(64)), ("", Scheme::Awq(128))]),
+        &[auto_round("auto_round:auto_awq", false, &own)],
+    );
+}
+
+#[test]
+fn modelopt_mixes_what_it_writes() {
+    check_several(
+        by_part(&[
+            ("o_proj", Scheme::Fp8Blocks),
+            ("self_attn", Scheme::Fp8BlocksOfModelOpt),
+            (".w2.", Scheme::Nvfp4),
+            ("", Scheme::Fp8Rows),
+        ]),
+        &[json!({
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8_PB_WO", "group_size": 128}},
+        })],
+    );
 }
 
 #[test]

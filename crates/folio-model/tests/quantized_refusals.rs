@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use common::tensors::{File, Stored};
-use common::{Random, copy, load};
+use common::{Random, copy, load, set_config};
 use folio_model::Checkpoint;
 use folio_model::reference::ReferenceBackend;
 use folio_model::testing::{QUANTIZED, Runner, quantized};
@@ -65,12 +65,21 @@ fn options_are_named() {
         ("awq", "new_trick", json!({"x": 1}), &["`quantization_config.new_trick`"]),
         ("awq", "method", json!("gptq"), &["`quantization_config.method` is \"gptq\"", "awq"]),
         ("awq", "dynamic", json!({".*down.*": {"group_size": 32}}), &[".*down.*", "dynamic"]),
-        ("gptq_v2", "bits", json!(2), &["GPTQ with 2 bits", "4 and 8"]),
-        ("gptq_v2", "bits", json!(3), &["GPTQ with 3 bits", "4 and 8"]),
+        ("gptq_v2", "bits", json!(5), &["GPTQ with 5 bits", "2 and 3 and 4 and 8"]),
+        ("gptq_v2", "bits", json!(2), &["q_proj.qweight`", "shape"]),
+        ("gptq_act_order", "bits", json!(3), &["3 bits and zero points that are stored minus one"]),
         ("gptq_v2", "checkpoint_format", json!("marlin"), &["`marlin`"]),
         ("gptq_v2", "is_marlin_format", json!(true), &["`marlin`"]),
         ("gptq_v2", "pack_dtype", json!("int16"), &["`int16`"]),
-        ("gptq_v2", "dynamic", json!({"+:.*down.*": {"bits": 8}}), &["+:.*down.*", "dynamic"]),
+        ("gptq_v2", "dynamic", json!({"+:.*down.*": {"bits": 8}}), &["down_proj.qweight`", "shape"]),
+        (
+            "gptq_v2",
+            "dynamic",
+            json!({"+:.*": {"rotation": 1}}),
+            &["`quantization_config.dynamic.+:.*.rotation`"],
+        ),
+        ("gptq_v2", "dynamic", json!({"(?!x)": {"bits": 4}}), &["(?!x)", "`quantization_config.dynamic`"]),
+        ("gptq_v2", "data_type", json!("mx_fp"), &["`mx_fp`", "`quantization_config.data_type`"]),
         ("gptq_v2", "rotation", json!("hadamard"), &["`quantization_config.rotation`"]),
         ("gptq_8bit", "sym", json!(false), &["8 bits and zero points"]),
         ("fp8_block", "fmt", json!("e5m2"), &["`e5m2`", "e4m3"]),
@@ -107,6 +116,72 @@ fn options_are_named() {
         let sentence = configured(name, |config| config[field] = value);
         assert_names(&sentence, expected);
     }
+}
+
+#[test]
+fn options_of_auto_round_are_named() {
+    let base = json!({"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": -1, "sym": true});
+    let own = |of_down: Value| json!({".*down_proj": of_down});
+    let cases: Vec<(&str, Value, &[&str])> = vec![
+        (
+            "packing_format",
+            json!("auto_round:llm_compressor"),
+            &["`auto_round:llm_compressor`", "packing_format"],
+        ),
+        ("data_type", json!("nv_fp"), &["`nv_fp`", "`quantization_config.data_type`"]),
+        ("act_bits", json!(8), &["activations of 8 bits", "`quantization_config.act_bits`"]),
+        ("bits", json!(5), &["with 5 bits", "`quantization_config.bits`"]),
+        ("super_bits", json!(6), &["`quantization_config.super_bits`"]),
+        ("rotation_config", json!({"a": 1}), &["`quantization_config.rotation_config`"]),
+        ("extra_config", own(json!({"bits": 16})), &["down_proj.qweight`", "says that its module is not"]),
+        ("extra_config", own(json!({"bits": 8})), &["down_proj.qweight`", "shape"]),
+        ("extra_config", own(json!({"data_type": "fp8"})), &["`fp8`", "extra_config..*down_proj.data_type`"]),
+        ("extra_config", json!({"(?!x)": {"bits": 4}}), &["(?!x)", "`quantization_config.extra_config`"]),
+    ];
+    for (field, value, expected) in cases {
+        let sentence = configured("gptq_v2", |config| {
+            config.clone_from(&base);
+            config[field] = value;
+        });
+        assert_names(&sentence, expected);
+    }
+    let sentence = configured("gptq_v2", |config| {
+        config.clone_from(&base);
+        (config["packing_format"], config["sym"]) = (Value::Null, json!(false));
+    });
+    assert_names(&sentence, &["`quantization_config.packing_format` is missing"]);
+}
+
+/// Loads a fixture whose quantization_config was edited.
+fn taken(name: &str, edit: impl FnOnce(&mut Value)) {
+    let folder = copy(&quantized(name));
+    set_config(folder.path(), |config| edit(&mut config["quantization_config"]));
+    load(folder.path(), None).unwrap();
+}
+
+#[test]
+fn other_ways_of_saying_the_same_are_taken() {
+    for (method, packing) in [
+        ("auto-round", json!("auto_round:auto_gptq")),
+        ("auto-round", json!("auto_round")),
+        ("intel/auto-round", Value::Null),
+    ] {
+        taken("gptq_v2", |config| {
+            *config = json!({
+                "quant_method": method, "packing_format": packing, "bits": 4, "group_size": -1, "sym": true,
+                "backend": "auto_round:exllamav2",
+            });
+        });
+    }
+    // Symmetric, with the zero points that are written in any case.
+    taken("awq", |config| {
+        (config["zero_point"], config["provider"], config["iters"]) =
+            (json!(false), json!("auto-round"), json!(200));
+    });
+    taken("modelopt_nvfp4", |config| config["quant_algo"] = json!("W4A16_NVFP4"));
+    taken("modelopt_nvfp4", |config| {
+        (config["quant_algo"], config["pre_quant_scale"]) = (json!("NVFP4_AWQ"), json!(true));
+    });
 }
 
 #[test]
@@ -274,6 +349,8 @@ fn parts_that_no_scheme_has_are_named() {
         ("awq", "model.layers.0.mlp.down_proj.g_idx"),
         ("ct_w4a16", "model.layers.0.mlp.down_proj.weight_global_scale"),
         ("gptq_8bit", "lm_head.perm"),
+        // AWQ's smoothing, where it is no part of other weights.
+        ("modelopt_nvfp4", "model.layers.0.mlp.down_proj.pre_quant_scale"),
     ] {
         let sentence = stored(name, |file| {
             add(file, tensor, "F32", &[1], vec![0; 4]);

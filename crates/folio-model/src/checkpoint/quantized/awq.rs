@@ -4,7 +4,8 @@
 use super::matrix::{Codes, Matrix, Packing, Scales, Zeros};
 use super::options::Options;
 use super::piece::{Element, Pieces};
-use super::{Kind, gptq};
+use super::rules::Settings;
+use super::{Kind, auto_round, gptq};
 use crate::checkpoint::experts::Every;
 use crate::error::Result;
 
@@ -48,13 +49,16 @@ const KNOWN: &[&str] = &[
 ];
 
 /// Columns of a group; `None`: one group a row.
-pub fn parse(options: Options<'_>) -> Result<Option<usize>> {
+pub fn parse(options: Options<'_>) -> Result<Settings<Option<usize>>> {
     const SUPPORTED: &str = "supported: AWQ with 4 bits, zero points, version gemm";
-    options.only(KNOWN, SUPPORTED)?;
+    options.only(&[KNOWN, auto_round::TUNING].concat(), SUPPORTED)?;
+    auto_round::refuse_types(options, SUPPORTED)?;
     let fields = options.0;
     let bits = if fields.value("bits").is_some() { "bits" } else { "w_bit" };
     options.bits(bits, &[4], "AWQ")?;
-    if fields.flag("zero_point")? == Some(false) {
+    // AutoRound writes zero points in any case.
+    let has_zeros = fields.text("provider")? == Some("auto-round");
+    if fields.flag("zero_point")? == Some(false) && !has_zeros {
         return Err(options.unsupported("zero_point", "AWQ without zero points", SUPPORTED));
     }
     for name in ["version", "format", "checkpoint_format"] {
@@ -68,11 +72,11 @@ pub fn parse(options: Options<'_>) -> Result<Option<usize>> {
     gptq::refuse_words(options, SUPPORTED)?;
     gptq::refuse_overrides(options)?;
     let group = if fields.value("group_size").is_some() { "group_size" } else { "q_group_size" };
-    options.group(group)
+    options.group(group).map(Settings::of_all)
 }
 
 pub fn plan(
-    group: Option<usize>,
+    settings: &Settings<Option<usize>>,
     module: &str,
     shape: [usize; 2],
     pieces: &Pieces<'_>,
@@ -82,8 +86,8 @@ pub fn plan(
     if !gptq::has_codes(module, pieces)? {
         return Ok(None);
     }
-    let group = group.unwrap_or(cols);
     let codes = name("qweight");
+    let group = settings.of(&codes, pieces)?.unwrap_or(cols);
     let format = gptq::format(Kind::Uint4, group, shape, &codes, pieces)?;
     if !cols.is_multiple_of(group) {
         return Err(

@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | DeepSeek, Qwen (`fp8`) | `weight` `[rows, columns]` | `weight_scale_inv`, one for each block of `weight_block_size`, or a single one (also `weight_scale`) |
 //! | transformers (`fp8`), all experts in one tensor | `X` `[experts, rows, columns]` | `X_scale_inv`, likewise `[experts, ...]`; a single one for an expert's gates and for what they gate |
-//! | Meta (`fbgemm_fp8`) | `weight` `[rows, columns]` | `weight_scale`, one for each row |
+//! | Meta (`fbgemm_fp8`), NVIDIA (ModelOpt's FP8_PER_CHANNEL_PER_TOKEN) | `weight` `[rows, columns]` | `weight_scale`, one for each row |
+//! | NVIDIA (ModelOpt's FP8_PB_WO) | `weight` `[rows, columns]` | `weight_scale` `[rows / 128, 1, columns / 128, 1]`, or as DeepSeek |
 //! | transformers (`fbgemm_fp8`), all experts of Llama 4 in one tensor | `X` `[experts, columns, rows]` | `X_scale`, likewise |
 //! | llm-compressor (compressed-tensors), all experts of Granite in one tensor | `X` `[experts, rows, columns]` | `X_scale` `[experts, rows, 1]` |
 //!
@@ -52,6 +53,8 @@ impl Fp8 {
     pub const OF_MATRICES: Self = Self { scaled: Scaled::Matrix };
     /// One scale for each row.
     pub const OF_ROWS: Self = Self { scaled: Scaled::Row };
+    /// One scale for each 128 rows and columns.
+    pub const OF_BLOCKS: Self = Self { scaled: Scaled::Block([128, 128]) };
 
     pub fn parse(options: Options<'_>) -> Result<Self> {
         const SUPPORTED: &str = "supported: FP8 weights in e4m3, with one scale or in blocks";
@@ -90,7 +93,10 @@ impl Fp8 {
         let (scales, group) = match self.scaled {
             Scaled::Block([tall, wide]) => {
                 let (down, across) = (rows.div_ceil(tall), cols.div_ceil(wide));
-                let piece = pieces.need(&name("weight_scale_inv"), Element::SCALES, &[&[down, across]])?;
+                let (inverse, scale) = (name("weight_scale_inv"), name("weight_scale"));
+                let scale = if pieces.has(&scale) && !pieces.has(&inverse) { scale } else { inverse };
+                let shapes: [&[usize]; 2] = [&[down, across], &[down, 1, across, 1]];
+                let piece = pieces.need(&scale, Element::SCALES, &shapes)?;
                 (Scales { piece, row_div: tall, row_stride: across, group_stride: 1 }, wide)
             }
             Scaled::Row => {

@@ -49,6 +49,11 @@ pub enum Packing {
     Awq,
     /// Words of this many bits a code, down the columns. Codes of 8 bits are 128 too large.
     Down(u32),
+    /// Likewise of 2 or 3 bits; with `more` they are codes of 4 bits.
+    DownFew {
+        bits: u32,
+        more: u8,
+    },
     /// Rows of nibbles; bytes of a row.
     Nibbles(usize),
     /// Rows of bytes; bytes of a row.
@@ -91,8 +96,8 @@ pub enum Zeros {
     Implied,
     /// Words `[groups, rows / 8]` in AWQ's order of nibbles.
     Awq(Piece),
-    /// Words `[groups, rows / 8]`; `more` is added to each, modulo 16.
-    Along { piece: Piece, more: u8 },
+    /// Words `[groups, rows * bits / 32]`; `more` is added to each, modulo their range.
+    Along { piece: Piece, bits: u32, more: u8 },
     /// Words `[rows / 8, groups]` of neighbouring rows.
     Down(Piece),
     /// Words `[groups, rows * bits / 32]`, which must all say the same, one of `allowed`.
@@ -172,7 +177,7 @@ impl Matrix {
                         bytes.push(zeros[group * rows + row]);
                     }
                     match self.codes.packing {
-                        Packing::Awq | Packing::Down(4) | Packing::Nibbles(_) => {
+                        Packing::Awq | Packing::Down(4) | Packing::DownFew { .. } | Packing::Nibbles(_) => {
                             unpack::pair_nibbles(codes, &mut bytes);
                         }
                         Packing::Bytes(_) | Packing::Turned { .. } => bytes.extend_from_slice(codes),
@@ -213,6 +218,9 @@ impl Matrix {
             }
             Packing::Awq => unpack::awq(packed, total, cols, rows, codes),
             Packing::Down(bits) => unpack::down(packed, bits, total, cols, rows, codes),
+            Packing::DownFew { bits, more } => {
+                unpack::down_few(packed, bits, more, total, cols, rows, codes);
+            }
             Packing::Nibbles(row_bytes) => unpack::nibbles(packed, row_bytes, cols, rows, codes),
             Packing::Bytes(row_bytes) | Packing::Raised(row_bytes) => {
                 unpack::bytes(packed, row_bytes, cols, rows, codes);
@@ -322,9 +330,12 @@ impl Matrix {
                     zeros[i % count * rows + i / count] = zero;
                 }
             }
-            Zeros::Along { piece, more } => {
-                unpack::nibbles(piece.bytes(shards)?, rows / 2, rows, 0..count, &mut zeros);
-                zeros.iter_mut().for_each(|zero| *zero = (*zero + more) & 15);
+            Zeros::Along { piece, bits, more } => {
+                let bytes = piece.bytes(shards)?;
+                let largest = 0xff_u8 >> (8 - *bits);
+                for (at, zero) in zeros.iter_mut().enumerate() {
+                    *zero = (unpack::code_at(bytes, *bits, at) + more) & largest;
+                }
             }
             Zeros::Down(piece) => {
                 let words: Vec<i32> = piece.integers(shards)?.collect();
@@ -335,9 +346,8 @@ impl Matrix {
             }
             Zeros::Middle { piece, bits, allowed } => {
                 let bytes = piece.bytes(shards)?;
-                // A byte holds two nibbles or one code of 8 bits; all must be alike.
-                let byte = |zero: u8| if *bits == 4 { zero | zero << 4 } else { zero };
-                let uniform = |zero: &u8| bytes.iter().all(|found| *found == byte(*zero));
+                let uniform =
+                    |zero: &u8| (0..rows * count).all(|at| unpack::code_at(bytes, *bits, at) == *zero);
                 return match allowed.iter().any(uniform) {
                     true => Ok(None),
                     false => Err(piece.problem(

@@ -1,4 +1,4 @@
-//! Quantized safetensors checkpoints: AWQ, GPTQ, compressed-tensors, ModelOpt, FP8.
+//! Quantized safetensors checkpoints: AWQ, GPTQ, AutoRound, compressed-tensors, ModelOpt, FP8.
 //!
 //! Such a checkpoint stores a matrix as several tensors: packed codes under `X.qweight`, `X.weight_packed` or `X.weight`, and
 //! their scales, zero points and group numbers beside them. This module owns what config.json says about them
@@ -15,6 +15,7 @@
 //!
 //! Cost: planning looks at headers; making a matrix is one pass over it, and its bytes are the only copy.
 
+mod auto_round;
 mod awq;
 mod compressed;
 mod fp8;
@@ -48,9 +49,11 @@ use crate::mtp;
 use crate::quant::{BlockFormat, Encoding};
 use crate::weights::{TensorSpec, WeightSpec, weight_specs};
 use options::Options;
+use rules::Settings;
 
 /// What is loaded, for the sentences that refuse the rest.
-pub const SUPPORTED: &str = "supported: AWQ (4 bits, gemm), GPTQ (4 bits, symmetric 8 bits, act-order), compressed-tensors \
+pub const SUPPORTED: &str = "supported: AWQ (4 bits, gemm), GPTQ (4 bits, symmetric 2, 3 and 8 bits, act-order), AutoRound (integers as \
+    GPTQ or AWQ packs them), compressed-tensors \
     (pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized), ModelOpt (NVFP4, FP8), FP8 (per tensor, per \
     row or in blocks), MXFP4 (experts of gpt-oss), GGUF files, and unquantized BF16, F16 and F32";
 
@@ -59,11 +62,12 @@ pub const TABLE: &str = "\
 | `quant_method` | loaded | notes |
 |---|---|---|
 | `awq` | 4 bits with zero points, version gemm | |
-| `gptq` | 4 bits, with zero points or `sym`; 8 bits with `sym`; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns |
+| `gptq` | 4 bits, with zero points or `sym`; 2, 3 and 8 bits with `sym`; 2 and 3 bits with zero points where `gptq_v2` stores them; `gptq` and `gptq_v2` | act-order (`desc_act`); groups must fill whole runs of 32 columns; modules may have settings of their own (`dynamic`); 2 and 3 bits take 4 in memory |
+| `auto-round`, `intel/auto-round` | integers as in `gptq` (`auto_round:auto_gptq`; `auto_round` and `auto_round:gptqmodel` with zero points as `gptq_v2` stores them) and as in `awq` (`auto_round:auto_awq`) | modules may have settings of their own (`extra_config`, by name and pattern), or none; what AutoRound writes as `gptq` or `awq` loads as that; no floats (`mx_fp`, `nv_fp`, `fp8`), no activations of fewer than 16 bits |
 | `compressed-tensors` | pack-quantized (4 bits, with zero points or without; 8 bits), int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized | `targets` and `ignore` by name, pattern and class; Granite's experts also as one tensor in FP8 with a scale a row (`input_linear`, `output_linear`); no sparsity and no transforms |
 | `fp8` | e4m3 with one scale or one a block (`weight_block_size`) | experts also as one tensor (`*_proj`, `*_proj_scale_inv`) where the unquantized model has them so |
 | `fbgemm_fp8` | e4m3 with one scale a row | Llama 4's experts as one tensor (`*_proj`, `*_proj_scale`) |
-| `modelopt` | `quant_algo` NVFP4, FP8 and MIXED_PRECISION of the two | also where only hf_quant_config.json says so |
+| `modelopt` | `quant_algo` NVFP4, W4A16_NVFP4, FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO (blocks of 128 rows and columns), and MIXED_PRECISION of these; NVFP4_AWQ where the smoothing is part of other weights (a `pre_quant_scale` is refused) | also where only hf_quant_config.json says so |
 | `mxfp4` | the experts of gpt-oss (`*_blocks`, `*_scales`) | |
 ";
 
@@ -71,7 +75,7 @@ pub const TABLE: &str = "\
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quantization {
     /// Columns of a group; `None`: one group a row.
-    Awq(Option<usize>),
+    Awq(Settings<Option<usize>>),
     Gptq(Gptq),
     Compressed(Compressed),
     Fp8(Fp8),
@@ -113,6 +117,7 @@ impl Quantization {
         match method {
             "awq" => awq::parse(options).map(Self::Awq),
             "gptq" => Gptq::parse(options).map(Self::Gptq),
+            "auto-round" | "intel/auto-round" => auto_round::parse(options),
             "compressed-tensors" => Compressed::parse(options).map(Self::Compressed),
             "fp8" => Fp8::parse(options).map(Self::Fp8),
             "fbgemm_fp8" => Fp8::parse_of_rows(options).map(Self::Fp8),
@@ -131,7 +136,7 @@ impl Quantization {
     /// The matrix of a module of `[rows, columns]`, unless it is stored plain.
     fn plan(&self, module: &str, shape: [usize; 2], pieces: &Pieces<'_>) -> Result<Option<Matrix>> {
         match self {
-            Self::Awq(group) => awq::plan(*group, module, shape, pieces),
+            Self::Awq(groups) => awq::plan(groups, module, shape, pieces),
             Self::Gptq(gptq) => gptq.plan(module, shape, pieces),
             Self::Compressed(compressed) => compressed.plan(module, shape, pieces),
             Self::Fp8(fp8) => fp8.plan(module, shape, pieces),

@@ -131,6 +131,12 @@ impl Pieces<'_> {
         Some(Element::of(&entry.encoding))
     }
 
+    /// The shape of `name`, if it is there.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        let entry = self.shards.get(*self.index.get(name)?)?.entries.get(name)?;
+        Some(&entry.shape)
+    }
+
     /// What the file calls `name`; itself if it is not there.
     pub fn stored_name<'a>(&'a self, name: &'a str) -> &'a str {
         let entry = self.index.get(name).and_then(|number| self.shards.get(*number)?.entries.get(name));

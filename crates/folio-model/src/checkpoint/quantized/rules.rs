@@ -1,6 +1,11 @@
-//! Which modules a setting of compressed-tensors is for: names, `re:` patterns, and the class "Linear".
+//! Which modules a setting is for. Of compressed-tensors: names, `re:` patterns, and the class "Linear"; of others: names and
+//! patterns ([`Settings`]).
+
+use std::collections::BTreeMap;
 
 use regex::{Regex, RegexBuilder};
+
+use super::piece::Pieces;
 
 /// Bound on what a pattern of a config.json may compile to.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
@@ -25,10 +30,25 @@ pub enum Closeness {
 impl Target {
     /// `Err` says why a pattern cannot be used.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let Some(pattern) = text.strip_prefix("re:") else { return Ok(Self::Name(text.to_owned())) };
-        // Python's `re.match`: from the start of the name, not necessarily to its end.
-        let compiled = RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(PATTERN_BYTES_MAX).build();
-        let shown: String = pattern.chars().take(60).collect();
+        match text.strip_prefix("re:") {
+            Some(pattern) => Self::at_start(pattern),
+            None => Ok(Self::Name(text.to_owned())),
+        }
+    }
+
+    /// Python's `re.match`: from the start of the name, not necessarily to its end. `Err` as of [`Target::parse`].
+    pub fn at_start(pattern: &str) -> Result<Self, String> {
+        Self::compile(pattern, &format!("^(?:{pattern})"))
+    }
+
+    /// Python's `re.search`: anywhere in the name. `Err` as of [`Target::parse`].
+    pub fn anywhere(pattern: &str) -> Result<Self, String> {
+        Self::compile(pattern, pattern)
+    }
+
+    fn compile(shown: &str, pattern: &str) -> Result<Self, String> {
+        let compiled = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES_MAX).build();
+        let shown: String = shown.chars().take(60).collect();
         compiled.map(Self::Pattern).map_err(|_| format!("the pattern `{shown}`"))
     }
 
@@ -52,6 +72,40 @@ impl PartialEq for Target {
     }
 }
 
+/// A setting for all modules, and others for those that a rule names. `None`: they are not quantized.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings<T> {
+    pub all: T,
+    pub names: BTreeMap<String, Option<T>>,
+    /// The first that matches is meant, unless a name is.
+    pub patterns: Vec<(Target, Option<T>)>,
+}
+
+impl<T: Copy> Settings<T> {
+    /// The same for all.
+    pub fn of_all(all: T) -> Self {
+        Self { all, names: BTreeMap::new(), patterns: Vec::new() }
+    }
+
+    /// The setting of the module with these codes. Rules call it what the file calls it.
+    pub fn of(&self, codes: &str, pieces: &Pieces<'_>) -> crate::error::Result<T> {
+        let stored = pieces.stored_name(codes);
+        let module = stored.strip_suffix(".qweight").unwrap_or(stored);
+        let by_pattern = || {
+            let mut patterns = self.patterns.iter();
+            patterns.find(|(target, _)| target.matches(module).is_some()).map(|(_, setting)| setting)
+        };
+        match self.names.get(module).or_else(by_pattern) {
+            None => Ok(self.all),
+            Some(Some(setting)) => Ok(*setting),
+            Some(None) => {
+                let problem = "is quantized, but the quantization_config says that its module is not";
+                Err(pieces.problem(codes, problem))
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +124,8 @@ mod tests {
         assert_eq!(matches("re:layers", module), None);
         assert_eq!(matches("re:.*mlp.gate$", module), None);
         assert_eq!(matches("re:a|model", module), Some(Closeness::Pattern));
+        assert!(Target::anywhere("layers.0").unwrap().matches(module).is_some());
+        assert!(Target::at_start("layers.0").unwrap().matches(module).is_none());
         assert!(Closeness::Name > Closeness::Pattern && Closeness::Pattern > Closeness::Class);
     }
 

@@ -46,6 +46,40 @@ pub fn down(packed: &[u8], bits: u32, total: usize, cols: usize, rows: Range<usi
     }
 }
 
+/// Likewise of 2 or 3 bits: 32 neighbouring columns of a row are `bits` words, and a code may begin in one and end in the next.
+/// `more` is added to each.
+pub fn down_few(
+    packed: &[u8],
+    bits: u32,
+    more: u8,
+    total: usize,
+    cols: usize,
+    rows: Range<usize>,
+    out: &mut [u8],
+) {
+    let mut run = Vec::with_capacity(4 * bits as usize);
+    for number in 0..cols / 32 {
+        for row in rows.clone() {
+            run.clear();
+            for at in 0..bits as usize {
+                run.extend(word(packed, (number * bits as usize + at) * total + row).to_le_bytes());
+            }
+            let at = (row - rows.start) * cols + number * 32;
+            for (i, code) in out[at..at + 32].iter_mut().enumerate() {
+                *code = code_at(&run, bits, i) + more;
+            }
+        }
+    }
+}
+
+/// The code `at` of a run of at most 8 bits each, the lowest bits first.
+pub fn code_at(packed: &[u8], bits: u32, at: usize) -> u8 {
+    let bit = at * bits as usize;
+    let next = packed.get(bit / 8 + 1).copied().unwrap_or(0);
+    let pair = u16::from_le_bytes([packed[bit / 8], next]);
+    (pair >> (bit % 8)) as u8 & (0xff_u8 >> (8 - bits))
+}
+
 /// Eight nibbles as eight bytes, in order.
 fn spread(word: u32) -> u64 {
     let pairs = (u64::from(word) | u64::from(word) << 16) & 0x0000_ffff_0000_ffff;
@@ -130,6 +164,25 @@ mod tests {
         let mut out = [0; 8];
         down(&packed, 8, 2, 8, 1..2, &mut out);
         assert_eq!(out, [0x67, 0x45, 0x23, 0x01, 0xef, 0xcd, 0xab, 0x89]);
+    }
+
+    #[test]
+    fn codes_of_three_bits_cross_words() {
+        // Of two rows of 32 columns; the code of a column is (3 * column + row) % 8, and 1 is added.
+        let code = |row: usize, col: usize| ((3 * col + row) % 8) as u128;
+        let run = |row: usize| (0..32).fold(0u128, |bits, col| bits | code(row, col) << (3 * col));
+        let runs = [run(0), run(1)];
+        let packed: Vec<u8> = (0..3)
+            .flat_map(|at| runs.map(|run| (run >> (32 * at)) as u32))
+            .flat_map(u32::to_le_bytes)
+            .collect();
+        let mut out = [0; 32];
+        down_few(&packed, 3, 1, 2, 32, 1..2, &mut out);
+        assert_eq!(out, std::array::from_fn(|col| code(1, col) as u8 + 1));
+        // As AutoGPTQ packs it: of the 11th code two bits end the first word, and one begins the second.
+        assert_eq!(code_at(&[0, 0, 0, 0b0100_0000, 1, 0], 3, 10), 0b101);
+        assert_eq!([0, 1].map(|at| code_at(&[0x12, 0xfe], 8, at)), [0x12, 0xfe]);
+        assert_eq!([0, 1, 2, 3].map(|at| code_at(&[0b11_01_00_10], 2, at)), [2, 0, 1, 3]);
     }
 
     #[test]
