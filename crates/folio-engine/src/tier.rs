@@ -77,7 +77,7 @@ pub const TIERS_MAX: usize = 4;
 /// What each tier has of the first `most` blocks of a prompt ([`Tier::find`]), the nearest first. Those behind one that has all of it are
 /// not asked: nobody waits for what would not be loaded.
 pub fn find(tiers: &[Arc<dyn Tier>], hashes: &BlockHashes, most: u32) -> Vec<Vec<Range<u32>>> {
-    let own = hashes.root().declared_blocks();
+    let own = hashes.declared_blocks();
     let mut is_covered = false;
     let ask = |tier: &Arc<dyn Tier>| {
         let ranges = if is_covered { Vec::new() } else { tier.find(hashes, most) };
