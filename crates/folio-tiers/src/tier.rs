@@ -97,6 +97,27 @@ pub struct Carried {
     pub left: usize,
 }
 
+impl Carried {
+    /// Carries each of these by itself, up to the first that is given up. `carry` is told which it is, and its length; it says whether it was
+    /// carried now, or the store had it, or `None`.
+    pub(crate) fn one_by_one(
+        device: &Device,
+        contents: &[Content],
+        mut carry: impl FnMut(usize, &Content, usize) -> Option<bool>,
+    ) -> Self {
+        let mut done = Self { left: contents.len(), ..Self::default() };
+        for (at, content) in contents.iter().enumerate() {
+            let length = device.block_bytes(content.group);
+            let Some(is_new) = carry(at, content, length) else { break };
+            done.left -= 1;
+            if is_new {
+                (done.blocks, done.bytes) = (done.blocks + 1, done.bytes + length);
+            }
+        }
+        done
+    }
+}
+
 /// See the module documentation.
 pub struct StoreTier {
     shared: Arc<Shared>,
