@@ -331,21 +331,7 @@ impl StepDriver for Guarded {
     }
 
     fn order(&mut self, order: TransferOrder) -> bool {
-        match order {
-            TransferOrder::Load(load) => {
-                self.tiers[usize::from(load.tier.0)].load(load);
-                true
-            }
-            TransferOrder::Store(store) => self.tiers[usize::from(store.tier.0)].store(store),
-            TransferOrder::Promote { tier, ticket } => {
-                self.tiers[usize::from(tier.0)].promote(ticket);
-                true
-            }
-            TransferOrder::Cancel { tier, ticket } => {
-                self.tiers[usize::from(tier.0)].cancel(ticket);
-                true
-            }
-        }
+        self.tiers[usize::from(order.tier().0)].order(order)
     }
 
     fn order_adapter(&mut self, order: AdapterOrder) -> Option<AdapterReport> {

@@ -101,10 +101,9 @@ pub(crate) struct Sequence {
     /// recomputation, rows above must not be skipped.
     pub scored: u32,
     pub hidden_sum: Option<Arc<[f64]>>,
-    /// What identifies its content: of the prompt, and while it holds no blocks, of all that it knows.
+    /// What identifies its content: of the prompt, and while it holds no blocks, of all that it knows. Whether it begins with what an operator
+    /// declared is said by the last look at the cache.
     pub hashes: BlockHashes,
-    /// Whether it begins with blocks that an operator declared, by the last look at the cache.
-    pub declared: bool,
     pub timing: Timing,
     pub acceptance: Acceptance,
 }

@@ -49,11 +49,23 @@ pub enum TransferOrder {
         tier: TierId,
         ticket: Ticket,
     },
-    /// Nobody wants what a load brings any more: if it is not begun it need not be.
+    /// Nobody wants what a load brings any more: if it is not begun it ends with [`Report::Cancelled`], if it is it goes on.
     Cancel {
         tier: TierId,
         ticket: Ticket,
     },
+}
+
+impl TransferOrder {
+    /// Who is asked.
+    pub fn tier(&self) -> TierId {
+        match self {
+            Self::Load(LoadOrder { tier, .. })
+            | Self::Store(StoreOrder { tier, .. })
+            | Self::Promote { tier, .. }
+            | Self::Cancel { tier, .. } => *tier,
+        }
+    }
 }
 
 /// What a tier tells the engine.
@@ -77,7 +89,7 @@ pub const TIERS_MAX: usize = 4;
 /// What each tier has of the first `most` blocks of a prompt ([`Tier::find`]), the nearest first. Those behind one that has all of it are
 /// not asked: nobody waits for what would not be loaded.
 pub fn find(tiers: &[Arc<dyn Tier>], hashes: &BlockHashes, most: u32) -> Vec<Vec<Range<u32>>> {
-    let own = hashes.root().declared_blocks();
+    let own = hashes.declared_blocks();
     let mut is_covered = false;
     let ask = |tier: &Arc<dyn Tier>| {
         let ranges = if is_covered { Vec::new() } else { tier.find(hashes, most) };
@@ -113,16 +125,9 @@ pub trait Tier: Send + Sync {
     /// may, never on the engine's thread or an event loop.
     fn find(&self, hashes: &BlockHashes, most: u32) -> Vec<Range<u32>>;
 
-    fn load(&self, order: LoadOrder);
-
-    /// See [`TransferOrder::Promote`]. Of a load that is begun, or not known, nothing changes.
-    fn promote(&self, _: Ticket) {}
-
-    /// See [`TransferOrder::Cancel`]. What is not begun ends with [`Report::Cancelled`], what is goes on.
-    fn cancel(&self, _: Ticket) {}
-
-    /// `false`: it is closed; nothing will be read, and nothing reported.
-    fn store(&self, order: StoreOrder) -> bool;
+    /// Takes an order; those about a load that is begun, or not known, change nothing. `false`: it is closed; nothing will be read, and nothing
+    /// reported.
+    fn order(&self, order: TransferOrder) -> bool;
 
     /// For metrics.
     fn stats(&self) -> TierStats;
@@ -175,8 +180,7 @@ mod tests {
         fn find(&self, _: &BlockHashes, _: u32) -> Vec<Range<u32>> {
             self.0.clone()
         }
-        fn load(&self, _: LoadOrder) {}
-        fn store(&self, _: StoreOrder) -> bool {
+        fn order(&self, _: TransferOrder) -> bool {
             false
         }
         fn stats(&self) -> TierStats {

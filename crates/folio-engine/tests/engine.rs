@@ -11,8 +11,8 @@ use folio_engine::progress::FAILURES_MAX;
 use folio_engine::request::{Event, Request, RequestId};
 use folio_engine::{
     Adapter, AdapterId, AdapterSource, Clock, EngineHandle, EngineParts, EventFeed, Executor, FinishReason,
-    Guide, Health, LoadOrder, Micros, ModelExecutor, Rejected, ReportSink, RequestAdapter, Restricted, Rules,
-    RulesRef, SchedulerConfig, StepOutput, StepPlan, StoreOrder, Tier, TierStats, WaitingFor, start,
+    Guide, Health, Micros, ModelExecutor, Rejected, ReportSink, RequestAdapter, Restricted, Rules, RulesRef,
+    SchedulerConfig, StepOutput, StepPlan, Tier, TierStats, TransferOrder, WaitingFor, start,
 };
 use folio_kv::{BlockHashes, CacheConfig, Holdings, KvCache, TenantId, default_policy};
 use folio_sim::SimBackend;
@@ -752,9 +752,10 @@ impl Tier for Mute {
     fn find(&self, _: &BlockHashes, _: u32) -> Vec<std::ops::Range<u32>> {
         Vec::new()
     }
-    fn load(&self, _: LoadOrder) {}
-    fn store(&self, order: StoreOrder) -> bool {
-        self.0.lock().unwrap().push(order.contents.len());
+    fn order(&self, order: TransferOrder) -> bool {
+        if let TransferOrder::Store(store) = order {
+            self.0.lock().unwrap().push(store.contents.len());
+        }
         true
     }
     fn stats(&self) -> TierStats {

@@ -96,7 +96,7 @@ fn what_a_step_overwrites_is_told_before_it_and_what_it_computed_behind_it() {
         CacheEvent::Stored { hash, .. } => *hash,
         other => panic!("{other:?}"),
     });
-    assert!(told.eq(hashes.iter(false).copied()), "parents first");
+    assert!(told.eq(hashes.iter().copied()), "parents first");
     handle.stop();
     handle.join();
     assert!(

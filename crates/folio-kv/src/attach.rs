@@ -27,7 +27,7 @@ impl KvCache {
         blocks.resize(prefix.full_blocks as usize, HOLE);
         let (mut node, mut idle) = (prefix.last, 0);
         for (index, place) in blocks.iter_mut().enumerate().rev() {
-            node = node.or_else(|| self.nodes.find(hashes.get(prefix.is_declared, index as u32)?));
+            node = node.or_else(|| self.nodes.find(hashes.get(index as u32)?));
             let it = node.expect("what was found is there while the version is the same");
             *place = self.block_of(it);
             idle += u32::from(self.slot(0, *place).refs == 0);
@@ -60,7 +60,7 @@ impl KvCache {
     /// Counts one query of `tokens.len()` tokens; a table that is given up before anything of it was computed takes it back.
     pub fn attach_found(
         &mut self,
-        hashes: BlockHashes,
+        mut hashes: BlockHashes,
         tokens: &[u32],
         found: &Lookup,
         copies: &mut Vec<BlockCopy>,
@@ -73,7 +73,8 @@ impl KvCache {
         };
         #[cfg(debug_assertions)]
         self.check_found(&hashes, looked_up, &prefix);
-        let mut table = self.table_of(hashes, prefix.is_declared);
+        hashes.set_declared(prefix.is_declared);
+        let mut table = self.table_of(hashes);
         let list = &mut std::mem::take(&mut table.lists[0]);
         prefix.idle_blocks = GroupCounts::full(self.collect(&table.hashes, &prefix, list));
         let node = |index: u32| list.get(index as usize).map(|block| self.node_of(*block));
@@ -85,7 +86,7 @@ impl KvCache {
         if source.is_none() && (ends_within || prefix.needs_tail) {
             // The hit ends within a larger block, or in a tail, which must be copied.
             prefix = Lookup { chain: prefix.chain, ..Lookup::default() };
-            table.declared = false;
+            table.hashes.set_declared(false);
         }
         list.truncate(prefix.full_blocks as usize);
         table.lists[0] = std::mem::take(list);
@@ -267,7 +268,7 @@ impl KvCache {
     /// of the two to grow gets copies of these); blocks beyond `computed` stay with the original. Fork first, then grow: a
     /// table that was grown before it was forked must be grown again before its step.
     pub fn fork(&mut self, table: &mut BlockTable) -> BlockTable {
-        let mut fork = self.table_of(table.hashes.clone(), table.declared);
+        let mut fork = self.table_of(table.hashes.clone());
         (fork.may_share, table.may_share) = (true, true);
         fork.computed = table.computed;
         fork.confirmed = table.confirmed;

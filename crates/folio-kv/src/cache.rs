@@ -163,13 +163,14 @@ impl KvCache {
     }
 
     /// A table without blocks, for a sequence that must not use the prefix cache.
-    pub fn empty_table(&mut self, hashes: BlockHashes) -> BlockTable {
-        self.table_of(hashes, false)
+    pub fn empty_table(&mut self, mut hashes: BlockHashes) -> BlockTable {
+        hashes.set_declared(false);
+        self.table_of(hashes)
     }
 
-    pub(crate) fn table_of(&mut self, hashes: BlockHashes, declared: bool) -> BlockTable {
+    pub(crate) fn table_of(&mut self, hashes: BlockHashes) -> BlockTable {
         debug_assert_eq!(hashes.block_tokens(), self.config.block_tokens);
-        BlockTable::new(hashes, declared, self.configs.clone(), self.spare.pop().unwrap_or_default())
+        BlockTable::new(hashes, self.configs.clone(), self.spare.pop().unwrap_or_default())
     }
 
     /// Blocks that `grow` to `tokens` positions would take, of optional groups none.
@@ -433,7 +434,7 @@ impl KvCache {
     fn publish(&mut self, table: &mut BlockTable, index: usize, tokens: &[u32]) {
         debug_assert!(index as u32 >= table.declared_blocks(), "what is shared is its owner's to write");
         let own = table.lists[0][index];
-        let hash = *table.hashes.get(table.declared, index as u32).expect("what is computed is hashed");
+        let hash = *table.hashes.get(index as u32).expect("what is computed is hashed");
         if let Some(duplicate) = self.find_block(&hash) {
             self.reference(0, duplicate);
             self.exchange(table, 0, index, duplicate);

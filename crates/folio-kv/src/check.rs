@@ -162,9 +162,7 @@ impl KvCache {
     ) -> Result<(), String> {
         let fail = |what| Err(format!("table entry {index}, {block:?} of group {group}: {what}"));
         let Some(node) = self.slot(group, block).node() else { return fail("is computed and not published") };
-        if self.nodes.find(table.hashes.get(table.declared, last).unwrap_or(&crate::BlockHash([0; 32])))
-            != Some(node)
-        {
+        if self.nodes.find(table.hashes.get(last).unwrap_or(&crate::BlockHash([0; 32]))) != Some(node) {
             return fail("does not hold the content that its place in the table has");
         }
         if group > 0 || index as u32 >= table.hashes.len() {
@@ -173,7 +171,7 @@ impl KvCache {
         if self.nodes.parent(node) != self.parent(table, index) {
             return fail("is not published as the child of the entry before");
         }
-        let parent = index.checked_sub(1).and_then(|before| table.hashes.get(table.declared, before as u32));
+        let parent = index.checked_sub(1).and_then(|before| table.hashes.get(before as u32));
         let root = table.root();
         let ranges = table.hashes.ranges();
         let hash = root.chain_at(index as u32, parent.unwrap_or(&root.hash), self.tokens_of(block), ranges);

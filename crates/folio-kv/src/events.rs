@@ -220,7 +220,7 @@ mod tests {
         });
         let tokens: Vec<u32> = (0..4).collect();
         let hashes = BlockHashes::new(&root, &tokens, 2);
-        let [first, second] = [0, 1].map(|at| *hashes.get(false, at).expect("two blocks"));
+        let [first, second] = [0, 1].map(|at| *hashes.get(at).expect("two blocks"));
         let mut table = cache.empty_table(hashes);
         cache.grow(&mut table, 4, &mut Vec::new()).expect("room");
         cache.commit(&mut table, &tokens, 4).expect("in order");
@@ -313,7 +313,7 @@ mod tests {
             told.extend_from_slice(&small.events);
         }
         let mut told: Vec<_> = told.iter().map(|of| event(of).1.0).collect();
-        let mut expected: Vec<_> = hashes.iter(false).map(|hash| hash.0).collect();
+        let mut expected: Vec<_> = hashes.iter().map(|hash| hash.0).collect();
         told.sort();
         expected.sort();
         assert_eq!(told, expected);

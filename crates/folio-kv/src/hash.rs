@@ -185,6 +185,8 @@ pub struct BlockHashes {
     own: Chain,
     /// Empty where nothing is shared.
     declared: Chain,
+    /// Which of the two they are: as if nothing were shared where that is of no use.
+    is_declared: bool,
     /// Placeholders among the tokens, in order and apart from each other.
     ranges: Arc<[ContentRange]>,
     /// Which blocks each tier had when the prompt was read, or was given since, in order and apart from each other.
@@ -192,7 +194,7 @@ pub struct BlockHashes {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Chain {
+pub(crate) struct Chain {
     prompt: Arc<[BlockHash]>,
     generated: Vec<BlockHash>,
 }
@@ -202,14 +204,14 @@ impl Chain {
         self.prompt.len() + self.generated.len()
     }
 
-    fn get(&self, index: usize) -> Option<&BlockHash> {
+    pub fn get(&self, index: usize) -> Option<&BlockHash> {
         match index.checked_sub(self.prompt.len()) {
             None => self.prompt.get(index),
             Some(index) => self.generated.get(index),
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = &BlockHash> {
+    pub fn iter(&self) -> impl Iterator<Item = &BlockHash> {
         self.prompt.iter().chain(&self.generated)
     }
 
@@ -230,7 +232,7 @@ impl Chain {
 }
 
 impl BlockHashes {
-    /// Of the full blocks of `tokens`. O(tokens), once for a root that shares nothing, else twice.
+    /// Of the full blocks of `tokens`, those that an operator declared first. O(tokens), once for a root that shares nothing, else twice.
     pub fn new(root: &Root, tokens: &[u32], block_tokens: u32) -> Self {
         Self::with_ranges(root, tokens, block_tokens, Arc::default())
     }
@@ -243,7 +245,8 @@ impl BlockHashes {
         let of = |root: &Root| Chain::of_prompt(root, tokens, block_tokens, &ranges);
         let declared = if root.declared.is_some() { of(&root) } else { Chain::default() };
         let (own, stored) = (of(&root.own()), Arc::new([]));
-        Self { root: Arc::new(root), block_tokens, own, declared, ranges, stored }
+        let is_declared = root.declared.is_some();
+        Self { root: Arc::new(root), block_tokens, own, declared, is_declared, ranges, stored }
     }
 
     /// Placeholders among the tokens, in order.
@@ -290,9 +293,24 @@ impl BlockHashes {
         self.stored = stored.into();
     }
 
-    /// What they begin with.
+    /// The root that they were made for.
     pub fn root(&self) -> &Root {
         &self.root
+    }
+
+    /// The root that they hang on: without what is shared where they do not begin with it.
+    pub fn chain_root(&self) -> Root {
+        if self.is_declared { *self.root } else { self.root.own() }
+    }
+
+    /// Leading blocks that are shared: all that an operator declared, or none.
+    pub fn declared_blocks(&self) -> u32 {
+        if self.is_declared { self.root.declared_blocks() } else { 0 }
+    }
+
+    /// Whether they begin with what an operator declared, where there is such.
+    pub fn set_declared(&mut self, declared: bool) {
+        self.is_declared = declared;
     }
 
     pub fn block_tokens(&self) -> u32 {
@@ -308,16 +326,16 @@ impl BlockHashes {
         self.len() == 0
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = &BlockHash> {
+        self.chain(self.is_declared).iter()
+    }
+
+    pub fn get(&self, index: u32) -> Option<&BlockHash> {
+        self.chain(self.is_declared).get(index as usize)
+    }
+
     /// The hashes, with the blocks that an operator declared or as if nothing were shared.
-    pub fn iter(&self, declared: bool) -> impl Iterator<Item = &BlockHash> {
-        self.chain(declared).iter()
-    }
-
-    pub fn get(&self, declared: bool, index: u32) -> Option<&BlockHash> {
-        self.chain(declared).get(index as usize)
-    }
-
-    fn chain(&self, declared: bool) -> &Chain {
+    pub(crate) fn chain(&self, declared: bool) -> &Chain {
         if declared && self.root.declared.is_some() { &self.declared } else { &self.own }
     }
 
@@ -397,7 +415,7 @@ mod tests {
         };
         let (owner, one, two) = (root(9), root(1), root(2));
         let tokens: Vec<u32> = (0..40).collect();
-        let hashes = |root: Root| BlockHashes::new(&root, &tokens, 4).iter(true).copied().collect::<Vec<_>>();
+        let hashes = |root: Root| BlockHashes::new(&root, &tokens, 4).iter().copied().collect::<Vec<_>>();
         let (a, b) = (one.below(&owner, &tokens[..18], 4), two.below(&owner, &tokens[..18], 4));
         assert_eq!((a.declared_blocks(), a.owner(3), a.owner(4)), (4, owner.tenant, one.tenant));
         assert_eq!(hashes(a)[..4], hashes(owner)[..4], "the declared part is the owner's");
@@ -414,7 +432,8 @@ mod tests {
         (10..=40).for_each(|known| grown.extend(&tokens[..known]));
         let whole = BlockHashes::new(&a, &tokens, 4);
         for declared in [false, true] {
-            assert!(grown.iter(declared).eq(whole.iter(declared)), "hashed at once or as it is generated");
+            let [grown, whole] = [&grown, &whole].map(|hashes| hashes.chain(declared));
+            assert!(grown.iter().eq(whole.iter()), "hashed at once or as it is generated");
         }
         let other = one.below(&owner, &tokens[..8], 4);
         assert_ne!(hashes(other)[4..], hashes(a)[4..], "another prefix is another boundary");
@@ -428,12 +447,12 @@ mod tests {
             let hashes = BlockHashes::with_ranges(&root, &tokens, 4, ranges.into());
             let mut grown = BlockHashes::with_ranges(&root, &tokens[..11], 4, ranges.into());
             (12..=20).for_each(|known| grown.extend(&tokens[..known]));
-            assert!(grown.iter(false).eq(hashes.iter(false)), "hashed at once or as it is generated");
-            hashes.iter(false).copied().collect::<Vec<_>>()
+            assert!(grown.iter().eq(hashes.iter()), "hashed at once or as it is generated");
+            hashes.iter().copied().collect::<Vec<_>>()
         };
         let range = |start, len, content| ContentRange { start, len, content: [content; 32] };
         let text = hashes(&[]);
-        assert_eq!(text, BlockHashes::new(&root, &tokens, 4).iter(false).copied().collect::<Vec<_>>());
+        assert_eq!(text, BlockHashes::new(&root, &tokens, 4).iter().copied().collect::<Vec<_>>());
         let image = hashes(&[range(6, 5, 1)]);
         assert_eq!(image[0], text[0], "before it");
         let mut bytes = text[0].0.to_vec();
@@ -487,8 +506,8 @@ mod tests {
         };
         assert_eq!(of(7).root(), &below.own());
         assert_eq!(of(8).root(), &below);
-        assert_eq!(of(8).get(true, 1), BlockHashes::new(&below, &tokens, 4).get(true, 1));
-        assert_ne!(of(8).get(true, 2), BlockHashes::new(&below, &tokens, 4).get(true, 2));
+        assert_eq!(of(8).get(1), BlockHashes::new(&below, &tokens, 4).get(1));
+        assert_ne!(of(8).get(2), BlockHashes::new(&below, &tokens, 4).get(2));
     }
 
     #[test]

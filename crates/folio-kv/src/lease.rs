@@ -185,17 +185,17 @@ impl KvCache {
         (from..to.min(blocks.len() as u32)).rev().find(is_worth).map_or(from, |last| last + 1)
     }
 
-    /// Holds for a reader until `until_us` the blocks of a chain ([`BlockTable::chain`]) up to position `to`, as far as they are cached, and
+    /// Holds for a reader until `until_us` the blocks of a chain up to position `to`, as far as they are cached, and
     /// what the query there reads of the other groups that are needed, as far as that is; and says which they are, of group 0 from
     /// block `from` on.
     pub fn lease(
         &mut self,
-        (hashes, declared): (&BlockHashes, bool),
+        hashes: &BlockHashes,
         (from, to): (u32, u32),
         until_us: u64,
     ) -> (Lease, Vec<Content>) {
         let mut held = self.spare.pop().unwrap_or_default();
-        let mut chain = hashes.iter(declared).take((to / self.config.block_tokens) as usize);
+        let mut chain = hashes.iter().take((to / self.config.block_tokens) as usize);
         let mut run = [0; RUN];
         loop {
             let found = self.nodes.find_run(&mut chain, &mut run);
@@ -204,7 +204,7 @@ impl KvCache {
                 break;
             }
         }
-        self.lease_blocks(held, (hashes, declared), (from, to), until_us)
+        self.lease_blocks(held, hashes, (from, to), until_us)
     }
 
     /// The same of what a table has published of its chain: nothing of group 0 is looked up.
@@ -217,14 +217,14 @@ impl KvCache {
         let mut held = self.spare.pop().unwrap_or_default();
         let blocks = (to / self.config.block_tokens).min(table.published_blocks());
         held[0].extend_from_slice(&table.lists[0][..blocks as usize]);
-        self.lease_blocks(held, table.chain(), (from, to), until_us)
+        self.lease_blocks(held, &table.hashes, (from, to), until_us)
     }
 
     /// `held`: of group 0 the first blocks of the chain, of the others nothing yet.
     fn lease_blocks(
         &mut self,
         mut held: Lists,
-        (hashes, declared): (&BlockHashes, bool),
+        hashes: &BlockHashes,
         (from, to): (u32, u32),
         until_us: u64,
     ) -> (Lease, Vec<Content>) {
@@ -232,7 +232,7 @@ impl KvCache {
         let to = to.min(held[0].len() as u32 * size);
         let mut contents = Vec::with_capacity(self.contents_at(from.min(to / size), to / size) as usize);
         let [blocks, others @ ..] = &mut held;
-        let told = blocks.iter().zip(hashes.iter(declared)).skip(from as usize);
+        let told = blocks.iter().zip(hashes.iter()).skip(from as usize);
         contents.extend((from..).zip(told).map(|(index, (block, hash))| Content {
             group: 0,
             index,
@@ -359,7 +359,7 @@ impl KvCache {
                 } else if block != HOLE {
                     slots.push(block);
                     let last = (index + 1) * config.block_tokens / self.config.block_tokens - 1;
-                    let (group, hash) = (group as u32, table.hashes.get(table.declared, last));
+                    let (group, hash) = (group as u32, table.hashes.get(last));
                     contents.extend(hash.map(|hash| Content { group, index, block, hash: *hash }));
                 }
             }

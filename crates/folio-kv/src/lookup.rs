@@ -59,7 +59,7 @@ impl KvCache {
         if prefix.tail.is_none() {
             prefix = self.with_tail(hashes, prefix, tokens);
         }
-        let node = |index| self.nodes.find(hashes.get(prefix.is_declared, index)?);
+        let node = |index: u32| self.nodes.find(hashes.chain(prefix.is_declared).get(index as usize)?);
         let [idle_blocks, _] = self.takes(&prefix, node);
         Lookup { idle_blocks, tokens: tokens.len() as u32, version: self.version, ..prefix }
     }
@@ -71,7 +71,7 @@ impl KvCache {
         let mut stateless = best;
         let size = self.config.block_tokens;
         let (mut runs, mut at) = ([0; MAX_GROUPS], best);
-        let mut chain = hashes.iter(declared).take(tokens.len() / size as usize);
+        let mut chain = hashes.chain(declared).iter().take(tokens.len() / size as usize);
         let (mut run, mut found) = ([0; RUN], RUN);
         while found == RUN {
             found = self.nodes.find_run(&mut chain, &mut run);

@@ -240,7 +240,7 @@ impl KvCache {
         pin: bool,
         spare: u32,
     ) -> Result<PrefixInfo, KeepRefused> {
-        let blocks = self.whole(hashes.iter(false), hashes.len(), tokens)?;
+        let blocks = self.whole(hashes.chain(false).iter(), hashes.len(), tokens)?;
         self.keep_blocks(hashes.root().tenant, tokens, &blocks, retention, pin, spare)
     }
 

@@ -22,8 +22,6 @@ use crate::types::{BlockId, GroupConfig, HOLE, Layout, Root};
 #[must_use = "a dropped table leaks its blocks: give it to KvCache::release"]
 pub struct BlockTable {
     pub(crate) hashes: BlockHashes,
-    /// It begins with blocks that an operator declared.
-    pub(crate) declared: bool,
     /// Of each group, `HOLE` where it holds none.
     pub(crate) lists: Lists,
     pub(crate) groups: Arc<[GroupConfig]>,
@@ -59,10 +57,9 @@ pub struct BlockTable {
 pub(crate) type Lists = [Vec<BlockId>; MAX_GROUPS];
 
 impl BlockTable {
-    pub(crate) fn new(hashes: BlockHashes, declared: bool, groups: Arc<[GroupConfig]>, lists: Lists) -> Self {
+    pub(crate) fn new(hashes: BlockHashes, groups: Arc<[GroupConfig]>, lists: Lists) -> Self {
         Self {
             hashes,
-            declared,
             lists,
             groups,
             computed: 0,
@@ -202,18 +199,13 @@ impl BlockTable {
         &self.hashes
     }
 
-    /// What it holds: hashes, and whether those that an operator declared come first.
-    pub fn chain(&self) -> (&BlockHashes, bool) {
-        (&self.hashes, self.declared)
-    }
-
     /// The root that it was attached with: without what is shared where that was of no use.
     pub fn root(&self) -> Root {
-        if self.declared { *self.hashes.root() } else { self.hashes.root().own() }
+        self.hashes.chain_root()
     }
 
     pub(crate) fn declared_blocks(&self) -> u32 {
-        if self.declared { self.hashes.root().declared_blocks() } else { 0 }
+        self.hashes.declared_blocks()
     }
 
     /// The transfers that write blocks of it and have not reported.

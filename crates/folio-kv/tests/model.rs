@@ -450,14 +450,14 @@ impl World {
         let confirmed = table.published_blocks();
         let until = self.now + us + 1;
         let to = blocks.min(confirmed) * table.block_tokens(0);
-        let (lease, contents) = self.cache.lease(table.chain(), (0, to), until);
+        let (lease, contents) = self.cache.lease(table.hashes(), (0, to), until);
         // Looked up, or as the table has it.
         let from = blocks / 2;
         let (again, rest) = self.cache.lease_table(table, (from, to), until);
         assert!(rest.iter().eq(contents.iter().filter(|content| content.group > 0 || content.index >= from)));
-        let (lineage, (hashes, declared)) = (self.cache.lineage(&rest), table.chain());
+        let (lineage, hashes) = (self.cache.lineage(&rest), table.hashes());
         for (at, content) in rest.iter().enumerate().filter(|(_, content)| content.group == 0) {
-            let parent = content.index.checked_sub(1).and_then(|before| hashes.get(declared, before));
+            let parent = content.index.checked_sub(1).and_then(|before| hashes.get(before));
             let size = table.block_tokens(0) as usize;
             let tokens = &self.sequences[who].tokens[content.index as usize * size..][..size];
             assert_eq!(lineage.of(&rest, at), (parent.copied(), tokens));

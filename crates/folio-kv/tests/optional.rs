@@ -75,7 +75,7 @@ fn transfers_leave_optional_groups_alone() {
     let (mut table, _) = cache.attach_at(&root, &tokens, 0);
     cache.grow(&mut table, 8, &mut Vec::new()).expect("room");
     cache.committed(&mut table, &tokens, 8);
-    let (lease, contents) = cache.lease(table.chain(), (0, 8), u64::MAX);
+    let (lease, contents) = cache.lease(table.hashes(), (0, 8), u64::MAX);
     assert!(contents.len() == 2 && contents.iter().all(|content| content.group == 0), "{contents:?}");
     assert!(cache.end_lease(lease));
     cache.grow(&mut table, 12, &mut Vec::new()).expect("room");

@@ -162,7 +162,7 @@ fn in_events_a_block_behind_a_declared_prefix_continues_it() {
     cache.record_events(16);
     with_declared(&mut cache);
     serve(&mut cache, &below(1), &prompt(&[1, 2]));
-    let last = *BlockHashes::new(&root(9), &declared(), SIZE).get(false, 2).expect("three blocks");
+    let last = *BlockHashes::new(&root(9), &declared(), SIZE).get(2).expect("three blocks");
     let mut batch = EventBatch::with_capacity(16, SIZE);
     cache.take_events(&mut batch);
     for told in [batch, cache.resident()] {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{Client, Reply, app, facts, reply};
 use folio_engine::{
-    Clock, EngineHandle, EventFeed, LoadOrder, Report, ReportSink, SchedulerConfig, StoreOrder, Tier,
-    TierStats,
+    Clock, EngineHandle, EventFeed, LoadOrder, Report, ReportSink, SchedulerConfig, Tier, TierStats,
+    TransferOrder,
 };
 use folio_kv::BlockHashes;
 use folio_server::ServerConfig;
@@ -68,15 +68,12 @@ impl Tier for Shelf {
         has.map(|has| has.start..has.end.min(most)).filter(|has| !has.is_empty()).into_iter().collect()
     }
 
-    fn load(&self, order: LoadOrder) {
-        let LoadOrder { tier, ticket, contents, .. } = order;
+    fn order(&self, order: TransferOrder) -> bool {
+        let TransferOrder::Load(LoadOrder { tier, ticket, contents, .. }) = order else { return false };
         self.loaded.lock().unwrap().extend(contents.iter().map(|content| content.index));
         let verified = *self.brings.lock().unwrap();
         self.reports.get().unwrap()(Report::Loaded { tier, ticket, verified, bytes: 1, us: 0 });
-    }
-
-    fn store(&self, _: StoreOrder) -> bool {
-        false
+        true
     }
 
     fn stats(&self) -> TierStats {

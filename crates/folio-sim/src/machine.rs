@@ -89,7 +89,7 @@ impl MachineTier {
 
     /// Blocks of a prompt that it has, from the first on.
     fn find(&self, hashes: &BlockHashes) -> u32 {
-        hashes.iter(false).take_while(|hash| self.kept.contains_key(&(0, **hash))).count() as u32
+        hashes.iter().take_while(|hash| self.kept.contains_key(&(0, **hash))).count() as u32
     }
 
     /// Whether it had all.

@@ -47,7 +47,7 @@ impl ReplayTier {
     /// The prompt's blocks that it has, from the first on. One token is always left to compute.
     pub fn find(&self, hashes: &BlockHashes, prompt: &[u32]) -> Vec<Range<u32>> {
         let most = prompt.len().saturating_sub(1) / hashes.block_tokens() as usize;
-        let found = hashes.iter(false).take(most).take_while(|hash| self.kept.contains_key(&(0, **hash)));
+        let found = hashes.iter().take(most).take_while(|hash| self.kept.contains_key(&(0, **hash)));
         let end = found.count() as u32;
         if end == 0 { Vec::new() } else { vec![Range { start: 0, end }] }
     }

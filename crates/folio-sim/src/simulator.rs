@@ -280,7 +280,7 @@ impl Simulator {
         let size = self.cache.config().block_tokens;
         let most = (request.prompt.len() as u32 - 1) / size;
         let mut ranges: Vec<Range<u32>> = Vec::new();
-        for (index, hash) in (0..most).zip(hashes.iter(request.root.declared_blocks() > 0)) {
+        for (index, hash) in (0..most).zip(hashes.iter()) {
             match ranges.last_mut() {
                 _ if self.world.now < indexed || !self.world.transfers.has_kept(hash) => {}
                 Some(last) if last.end == index => last.end += 1,

@@ -328,9 +328,9 @@ impl Transfers {
         let hashes = table.hashes().clone();
         let hash_of = move |table: &BlockTable, group, index| {
             let last = (index + 1) * table.block_tokens(group) / table.block_tokens(0) - 1;
-            hashes.get(table.root().declared_blocks() > 0, last).copied()
+            hashes.get(last).copied()
         };
-        let (lease, held) = around.cache.lease(table.chain(), (first, to), until.0);
+        let (lease, held) = around.cache.lease(table.hashes(), (first, to), until.0);
         let leased = held.iter().map(|of| {
             let (group, config) = (of.group as usize, around.cache.group_config(of.group as usize));
             let indices = 0..to / config.block_tokens;
@@ -655,12 +655,11 @@ fn hashes_of(contents: &[Content]) -> impl Iterator<Item = BlockHash> {
 
 /// With each block of group 0 the block before it is kept, and its tokens.
 fn check_lineage(order: &StoreOrder, tokens: &[u32], size: u32) -> Result<(), String> {
-    let declared = order.root.declared_blocks() > 0;
     let hashes = BlockHashes::new(&order.root, tokens, size);
     for (at, content) in order.contents.iter().enumerate() {
         let expected = match content.group {
             0 => {
-                let parent = content.index.checked_sub(1).and_then(|before| hashes.get(declared, before));
+                let parent = content.index.checked_sub(1).and_then(|before| hashes.get(before));
                 let from = (content.index * size) as usize;
                 (parent.copied(), &tokens[from..from + size as usize])
             }
@@ -681,7 +680,7 @@ fn blocks_of(
     streams: &[ClientStream],
     (cache, groups): (&KvCache, &[GroupConfig]),
 ) -> Option<(Vec<u32>, Vec<Block>)> {
-    let (size, declared) = (cache.config().block_tokens, root.declared_blocks() > 0);
+    let size = cache.config().block_tokens;
     let of_stream = |stream: &ClientStream| {
         let answers = stream.expectation.iter().flat_map(|expected| &expected.choices);
         let answers = answers.map(|answer| answer.tokens.iter().map(|(token, _)| *token).collect());
@@ -697,7 +696,7 @@ fn blocks_of(
         let hashes = BlockHashes::new(root, &tokens, size);
         let all = self::contents(&tokens, groups);
         let block = |content: &Content| {
-            let last = (0..).zip(hashes.iter(declared)).find(|(_, hash)| **hash == content.hash)?.0;
+            let last = (0..).zip(hashes.iter()).find(|(_, hash)| **hash == content.hash)?.0;
             let (group, config) = (content.group as usize, cache.group_config(content.group as usize));
             let index = (last + 1u32) * size / config.block_tokens - 1;
             Some(Block { group, block: content.block, content: content_of(config, &all[group], index) })
@@ -710,7 +709,6 @@ fn blocks_of(
 /// The tokens of a table's first blocks, known by their hash: of the prompt, and of what one of the choices will say.
 fn tokens_of(stream: &ClientStream, table: &BlockTable, blocks: u32) -> Option<Vec<u32>> {
     let (root, size) = (table.root(), table.block_tokens(0));
-    let declared = root.declared_blocks() > 0;
     let answers = stream.expectation.iter().flat_map(|expected| &expected.choices);
     let answers = answers.map(|answer| answer.tokens.iter().map(|(token, _)| *token).collect());
     let prompt = &stream.client.request.prompt;
@@ -718,7 +716,7 @@ fn tokens_of(stream: &ClientStream, table: &BlockTable, blocks: u32) -> Option<V
         let mut tokens = [&prompt[..], &answer].concat();
         tokens.truncate((blocks * size) as usize);
         let hashes = BlockHashes::new(&root, &tokens, size);
-        let own = hashes.get(declared, blocks - 1)?;
-        (table.hashes().get(declared, blocks - 1) == Some(own)).then_some(tokens)
+        let own = hashes.get(blocks - 1)?;
+        (table.hashes().get(blocks - 1) == Some(own)).then_some(tokens)
     })
 }

@@ -33,17 +33,12 @@ impl Store for DiskStore {
 
     fn load(&self, device: &Device, order: &LoadOrder, scratch: &mut Vec<u8>) -> Carried {
         let data_key = DataKey::from(order.root.data_key());
-        let mut done = Carried { left: order.contents.len(), ..Carried::default() };
-        for content in &order.contents {
-            let length = device.block_bytes(content.group);
+        Carried::one_by_one(device, &order.contents, |_, content, length| {
             scratch.resize(length, 0);
-            if self.get(&content.into(), &data_key, scratch).is_err() {
-                break;
-            }
+            self.get(&content.into(), &data_key, scratch).ok()?;
             device.memory.write(content.group as usize, content.block.0, scratch);
-            done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: done.left - 1 };
-        }
-        done
+            Some(true)
+        })
     }
 
     fn store(
@@ -54,19 +49,14 @@ impl Store for DiskStore {
         scratch: &mut Vec<u8>,
     ) -> Carried {
         let data_key = DataKey::from(order.root.data_key());
-        let mut done = Carried::default();
         // What has expired is not there.
         self.expire();
-        for (at, content) in order.contents.iter().enumerate() {
+        Carried::one_by_one(device, &order.contents, |at, content, length| {
             let key = content.into();
-            let Some(Retention { priority, ttl_us }) = order.lineage.retention(at) else {
-                // What stands behind it is worth no more.
-                done.left = order.contents.len() - at;
-                break;
-            };
-            let length = device.block_bytes(content.group);
+            // Without one it has expired; what stands behind it is worth no more.
+            let Retention { priority, ttl_us } = order.lineage.retention(at)?;
             if self.want(&key, length) {
-                continue;
+                return Some(false);
             }
             scratch.resize(length, 0);
             device.memory.read(content.group as usize, content.block.0, scratch);
@@ -75,13 +65,8 @@ impl Store for DiskStore {
             let expires_s = self.wall.expires_s(ttl_us.map(Duration::from_micros));
             let (tenant, class) = (order.root.tenant, Class::of(priority));
             let about = About { tenant, parent, tokens, expires_s, class };
-            if !holds() || self.put(&key, &data_key, scratch, &about).is_err() {
-                done.left = order.contents.len() - at;
-                break;
-            }
-            done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: 0 };
-        }
-        done
+            (holds() && self.put(&key, &data_key, scratch, &about).is_ok()).then_some(true)
+        })
     }
 
     fn stats(&self) -> TierStats {

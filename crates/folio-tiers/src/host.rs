@@ -219,16 +219,14 @@ impl Store for HostStore {
     }
 
     fn load(&self, device: &Device, order: &LoadOrder, _: &mut Vec<u8>) -> Carried {
-        let mut done = Carried { left: order.contents.len(), ..Carried::default() };
-        for content in &order.contents {
-            let length = device.block_bytes(content.group);
+        let done = Carried::one_by_one(device, &order.contents, |_, content, length| {
             let mut kept = self.fresh();
-            let block = kept.find(&content.into(), order.root.tenant, length);
-            let Some(bytes) = block.and_then(|at| kept.blocks[at].bytes.clone()) else { break };
+            let block = kept.find(&content.into(), order.root.tenant, length)?;
+            let bytes = kept.blocks[block].bytes.clone()?;
             drop(kept);
             device.memory.write(content.group as usize, content.block.0, bytes.bytes());
-            done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: done.left - 1 };
-        }
+            Some(true)
+        });
         self.lock().touch(&order.contents[..done.blocks]);
         done
     }
@@ -240,7 +238,6 @@ impl Store for HostStore {
         holds: &dyn Fn() -> bool,
         _: &mut Vec<u8>,
     ) -> Carried {
-        let mut done = Carried::default();
         let tenant = order.root.tenant;
         let since = {
             let mut kept = self.lock();
@@ -248,51 +245,42 @@ impl Store for HostStore {
             kept.touch(&order.contents);
             since
         };
-        for (at, content) in order.contents.iter().enumerate() {
-            let (key, length) = (BlockKey::from(content), device.block_bytes(content.group));
-            let Some(Retention { priority, ttl_us }) = order.lineage.retention(at) else {
-                // What stands behind it is worth no more.
-                done.left = order.contents.len() - at;
-                break;
-            };
+        let done = Carried::one_by_one(device, &order.contents, |at, content, length| {
+            let key = BlockKey::from(content);
+            // Without one it has expired; what stands behind it is worth no more.
+            let Retention { priority, ttl_us } = order.lineage.retention(at)?;
             let expires_s = self.clock.expires_s(ttl_us.map(Duration::from_micros)).unwrap_or(0);
             let mut kept = self.fresh();
             if let Some(block) = kept.find(&key, tenant, length) {
                 kept.blocks.strengthen(block, priority, expires_s);
-                continue;
+                return Some(false);
             }
             drop(kept);
-            let copied = self.take(device, length, since).and_then(|mut bytes| {
-                let into = Arc::get_mut(&mut bytes).expect("nobody else has it");
-                device.memory.read(content.group as usize, content.block.0, into.bytes_mut());
-                // Asked behind the copy: only then is it what was leased.
-                let held = holds();
-                let mut kept = self.lock();
-                if !held {
-                    kept.spare(bytes);
-                    return None;
-                }
-                // What another thread put there meanwhile, or what was not what it had to be.
-                self.remove(&mut kept, &key);
-                kept.bytes_stored += length as u64;
-                let feed = self.feed.get().filter(|_| key.group == 0);
-                let lineage = feed.map(|_| {
-                    let (parent, tokens) = order.lineage.of(&order.contents, at);
-                    (parent, tokens.into())
-                });
-                let block = Block { tenant, priority, expires_s, bytes, lineage };
-                let block = kept.blocks.insert(key, block);
-                if let Some((feed, event)) = feed.zip(stored(&kept.blocks, block)) {
-                    feed.push(event);
-                }
-                Some(())
-            });
-            if copied.is_none() {
-                done.left = order.contents.len() - at;
-                break;
+            let mut bytes = self.take(device, length, since)?;
+            let into = Arc::get_mut(&mut bytes).expect("nobody else has it");
+            device.memory.read(content.group as usize, content.block.0, into.bytes_mut());
+            // Asked behind the copy: only then is it what was leased.
+            let held = holds();
+            let mut kept = self.lock();
+            if !held {
+                kept.spare(bytes);
+                return None;
             }
-            done = Carried { blocks: done.blocks + 1, bytes: done.bytes + length, left: 0 };
-        }
+            // What another thread put there meanwhile, or what was not what it had to be.
+            self.remove(&mut kept, &key);
+            kept.bytes_stored += length as u64;
+            let feed = self.feed.get().filter(|_| key.group == 0);
+            let lineage = feed.map(|_| {
+                let (parent, tokens) = order.lineage.of(&order.contents, at);
+                (parent, tokens.into())
+            });
+            let block = Block { tenant, priority, expires_s, bytes, lineage };
+            let block = kept.blocks.insert(key, block);
+            if let Some((feed, event)) = feed.zip(stored(&kept.blocks, block)) {
+                feed.push(event);
+            }
+            Some(true)
+        });
         self.lock().touch(&order.contents[..order.contents.len() - done.left]);
         done
     }

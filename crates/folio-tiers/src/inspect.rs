@@ -6,8 +6,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::io::{Directory, File, Folder, PAGE, Pages, read_full};
-use crate::record::{self, Parsed};
+use crate::export::whole;
+use crate::io::{Directory, File, Folder};
 use crate::segment::{self, Contents, Entry, Found};
 use crate::types::OpenError;
 
@@ -65,7 +65,8 @@ pub fn segments(dir: &Path, verify: bool) -> Result<Vec<SegmentInfo>, OpenError>
             Ok((Found::Foreign, _)) => (SegmentState::Foreign, Contents::default(), None),
             Err(_) => (SegmentState::Unreadable, Contents::default(), None),
         };
-        let is_damaged = |open: &dyn File, entry: &&Entry| !is_whole(open, entry);
+        let is_damaged =
+            |open: &dyn File, entry: &&Entry| !matches!(whole(open, entry, &contents.layout), Ok(Some(_)));
         let damaged = open
             .filter(|_| verify)
             .map(|open| contents.entries.iter().filter(|entry| is_damaged(&*open, entry)).count() as u64);
@@ -81,15 +82,6 @@ pub fn segments(dir: &Path, verify: bool) -> Result<Vec<SegmentInfo>, OpenError>
         })
     };
     Ok(files.into_iter().filter_map(segment).collect())
-}
-
-fn is_whole(file: &dyn File, entry: &Entry) -> bool {
-    let mut record = Pages::new(record::HEADER + entry.length as usize);
-    let Ok(read) = read_full(file, &mut record, u64::from(entry.page) * PAGE as u64) else { return false };
-    match record::parse(&record[..read]) {
-        Parsed::Header(header) => header.key == entry.key && header.is_whole(&record[..read]),
-        Parsed::Foreign | Parsed::Nothing => false,
-    }
 }
 
 /// Deletes the segments that were not written for longest until the rest takes at most `bytes`; those of other versions stay. Returns what

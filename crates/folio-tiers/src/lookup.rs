@@ -14,10 +14,9 @@ pub(crate) fn found(
     most: u32,
     contains: impl Fn(&BlockKey) -> bool,
 ) -> Vec<Range<u32>> {
-    let declared = hashes.root().declared_blocks() > 0;
     let key = |hash, group| BlockKey { hash, group };
     let is_stored: Vec<bool> =
-        hashes.iter(declared).take(most as usize).map(|hash| contains(&key(*hash, 0))).collect();
+        hashes.iter().take(most as usize).map(|hash| contains(&key(*hash, 0))).collect();
     let mut ranges: Vec<Range<u32>> = Vec::new();
     for (at, _) in (0..).zip(&is_stored).filter(|(_, stored)| **stored) {
         match ranges.last_mut().filter(|range| range.end == at) {
@@ -28,7 +27,7 @@ pub(crate) fn found(
     if device.groups.len() > 1 {
         // Up to the last end behind which the other groups have what is read.
         let has = |group: usize, last: u32| {
-            let hash = hashes.get(declared, last);
+            let hash = hashes.get(last);
             hash.is_some_and(|hash| contains(&key(*hash, group as u8)))
         };
         for range in &mut ranges {

@@ -85,7 +85,7 @@ fn name(key: &BlockKey) -> [u8; NAME] {
     name
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
+pub fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 

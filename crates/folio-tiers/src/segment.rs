@@ -33,7 +33,7 @@ use std::io;
 use folio_kv::BlockHash;
 
 use crate::io::{File, PAGE, Pages, read_full};
-use crate::record::{self, Header, Parsed, VERSION};
+use crate::record::{self, Header, Parsed, VERSION, word};
 use crate::types::{BlockKey, Class};
 
 const FIRST: &[u8; 8] = b"FOLIOKVS";
@@ -93,10 +93,6 @@ pub fn number(name: &str) -> Option<u32> {
     } else {
         None
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
 pub fn first_page(class: Class) -> Pages {

@@ -266,12 +266,6 @@ impl DiskStore {
         self.index.find(key.into()).is_some() || self.peers.as_ref().is_some_and(of_peers)
     }
 
-    /// How many of these can be found before the first that cannot.
-    pub fn run(&self, keys: impl Iterator<Item = BlockKey>) -> usize {
-        let mut keys = keys;
-        keys.by_ref().take_while(|key| self.contains(key)).count()
-    }
-
     /// The longest block that can be stored.
     pub fn max_block_bytes(&self) -> usize {
         self.config.segment_bytes as usize - 2 * PAGE - record::HEADER

@@ -15,7 +15,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use folio_engine::{Clock, EventFeed, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats};
+use folio_engine::{
+    Clock, EventFeed, LoadOrder, Report, ReportSink, StoreOrder, Tier, TierStats, TransferOrder,
+};
 use folio_kv::{BlockHashes, Content, GroupConfig, Ticket};
 use folio_model::backend::BlockMemory;
 
@@ -93,6 +95,27 @@ pub struct Carried {
     pub bytes: usize,
     /// Blocks that were given up.
     pub left: usize,
+}
+
+impl Carried {
+    /// Carries each of these by itself, up to the first that is given up. `carry` is told which it is, and its length; it says whether it was
+    /// carried now, or the store had it, or `None`.
+    pub(crate) fn one_by_one(
+        device: &Device,
+        contents: &[Content],
+        mut carry: impl FnMut(usize, &Content, usize) -> Option<bool>,
+    ) -> Self {
+        let mut done = Self { left: contents.len(), ..Self::default() };
+        for (at, content) in contents.iter().enumerate() {
+            let length = device.block_bytes(content.group);
+            let Some(is_new) = carry(at, content, length) else { break };
+            done.left -= 1;
+            if is_new {
+                (done.blocks, done.bytes) = (done.blocks + 1, done.bytes + length);
+            }
+        }
+        done
+    }
 }
 
 /// See the module documentation.
@@ -182,43 +205,31 @@ impl Tier for StoreTier {
         self.shared.store.find(&self.shared.device, hashes, most)
     }
 
-    fn load(&self, order: LoadOrder) {
+    fn order(&self, order: TransferOrder) -> bool {
+        let at =
+            |loads: &VecDeque<LoadOrder>, ticket: Ticket| loads.iter().position(|load| load.ticket == ticket);
         let mut queue = self.shared.lock();
-        if order.prefetch {
-            queue.prefetches.push_back(order)
-        } else {
-            queue.loads.push_back(order)
+        let Queue { loads, prefetches, stores, closed, .. } = &mut *queue;
+        match order {
+            TransferOrder::Load(load) if load.prefetch => prefetches.push_back(load),
+            TransferOrder::Load(load) => loads.push_back(load),
+            TransferOrder::Store(store) if *closed => {
+                add(&self.shared.counts.blocks_dropped, store.contents.len());
+                return false;
+            }
+            TransferOrder::Store(store) => stores.push_back(store),
+            TransferOrder::Promote { ticket, .. } => {
+                loads.extend(at(prefetches, ticket).and_then(|at| prefetches.remove(at)));
+            }
+            TransferOrder::Cancel { ticket, .. } => {
+                let waits = [loads, prefetches].into_iter().find_map(|of| of.remove(at(of, ticket)?));
+                drop(queue);
+                if waits.is_some() {
+                    self.shared.report(Report::Cancelled { ticket });
+                }
+                return true;
+            }
         }
-        drop(queue);
-        self.shared.changed.notify_one();
-    }
-
-    fn promote(&self, ticket: Ticket) {
-        let mut queue = self.shared.lock();
-        let at = queue.prefetches.iter().position(|order| order.ticket == ticket);
-        if let Some(order) = at.and_then(|at| queue.prefetches.remove(at)) {
-            queue.loads.push_back(order);
-        }
-    }
-
-    fn cancel(&self, ticket: Ticket) {
-        let is = |order: &LoadOrder| order.ticket == ticket;
-        let mut queue = self.shared.lock();
-        let Queue { loads, prefetches, .. } = &mut *queue;
-        let waits = [loads, prefetches].into_iter().find_map(|of| of.remove(of.iter().position(is)?));
-        drop(queue);
-        if waits.is_some() {
-            self.shared.report(Report::Cancelled { ticket });
-        }
-    }
-
-    fn store(&self, order: StoreOrder) -> bool {
-        let mut queue = self.shared.lock();
-        if queue.closed {
-            add(&self.shared.counts.blocks_dropped, order.contents.len());
-            return false;
-        }
-        queue.stores.push_back(order);
         drop(queue);
         self.shared.changed.notify_one();
         true

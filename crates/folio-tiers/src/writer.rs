@@ -19,7 +19,7 @@ use rustc_hash::FxHashSet;
 use crate::export;
 use crate::index::{Fingerprint, Place};
 use crate::io::{File, Folder, Listed, PAGE, Pages, read_full, write_full};
-use crate::record::{self, Parsed, VERSION};
+use crate::record::{self, Parsed, VERSION, word};
 use crate::segment::{self, Contents, Entry, Found};
 use crate::store::{DiskStore, Segment, lock};
 use crate::types::{About, Class, DiskConfig, OpenError, PutError};
@@ -129,11 +129,10 @@ impl Drop for Room<'_> {
 
 /// Next number, and time.
 fn about(page: &[u8]) -> Option<(u32, u64)> {
-    let word = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
-    let is_valid = &page[..8] == MAGIC && crc32c::crc32c(&page[..16]) == word(16);
+    let is_valid = &page[..8] == MAGIC && crc32c::crc32c(&page[..16]) == word(page, 16);
     let time = u64::from_le_bytes(page[20..28].try_into().expect("eight bytes"));
-    let time = if crc32c::crc32c(&page[..28]) == word(28) { time } else { 0 };
-    is_valid.then(|| (word(12), time))
+    let time = if crc32c::crc32c(&page[..28]) == word(page, 28) { time } else { 0 };
+    is_valid.then(|| (word(page, 12), time))
 }
 
 fn about_page(next: u32, now_s: u64) -> Pages {

@@ -68,7 +68,7 @@ fn store(store: &impl Store, device: &Device, hashes: &BlockHashes, from: u32, t
 }
 
 fn expected(hashes: &BlockHashes) -> Held {
-    let names: Vec<u64> = hashes.iter(false).map(short_name).collect();
+    let names: Vec<u64> = hashes.iter().map(short_name).collect();
     let before = |at: usize| at.checked_sub(1).map(|at| names[at]);
     (0..names.len()).map(|at| (names[at], (before(at), tokens(at as u32).to_vec()))).collect()
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::device::{contents, device, load_order, prompt, store_order};
-use folio_engine::{LoadOrder, Report, StoreOrder, SystemClock, Tier, TierStats};
-use folio_kv::{BlockHashes, Ticket};
+use folio_engine::{LoadOrder, Report, StoreOrder, SystemClock, Tier, TierStats, TransferOrder};
+use folio_kv::{BlockHashes, Ticket, TierId};
 use folio_tiers::{Carried, Device, Store, StoreTier};
 
 /// Does nothing, one order at a time, each when it is told to.
@@ -60,17 +60,18 @@ fn loads_come_before_prefetches_and_those_before_stores() {
         ..load_order(&hashes, contents.clone())
     };
     let next = || orders.recv_timeout(Duration::from_secs(60)).expect("an order");
-    tier.load(load(0, false));
+    let cancel = |ticket| TransferOrder::Cancel { tier: TierId(0), ticket: Ticket(ticket) };
+    assert!(tier.order(TransferOrder::Load(load(0, false))));
     assert_eq!(next(), "first");
-    assert!(tier.store(store_order(&hashes, contents.clone())));
-    [load(2, true), load(3, true), load(4, true), load(1, false)]
-        .into_iter()
-        .for_each(|order| tier.load(order));
-    tier.promote(Ticket(3));
-    tier.cancel(Ticket(4));
+    assert!(tier.order(TransferOrder::Store(store_order(&hashes, contents.clone()))));
+    for order in [load(2, true), load(3, true), load(4, true), load(1, false)] {
+        assert!(tier.order(TransferOrder::Load(order)));
+    }
+    assert!(tier.order(TransferOrder::Promote { tier: TierId(0), ticket: Ticket(3) }));
+    assert!(tier.order(cancel(4)));
     assert_eq!(reports.recv_timeout(Duration::from_secs(60)), Ok(Report::Cancelled { ticket: Ticket(4) }));
     // What is begun, or never was, changes nothing.
-    [0, 9].into_iter().for_each(|ticket| tier.cancel(Ticket(ticket)));
+    assert!([0, 9].into_iter().all(|ticket| tier.order(cancel(ticket))));
     for what in ["load", "promoted", "prefetch", "store"] {
         go.send(()).expect("it waits");
         assert_eq!(next(), what);

@@ -105,7 +105,7 @@ impl Scheduler {
         let lookup = cache.lookup(&sequence.hashes, &sequence.tokens[..attachable]);
         let found = Found { plan: self.step.plans, lookup };
         let sequence = &mut self.sequences[slot];
-        sequence.declared = lookup.is_declared;
+        sequence.hashes.set_declared(lookup.is_declared);
         if let Some(waiting) = sequence.waiting_mut() {
             waiting.found = Some(found);
         }
@@ -166,7 +166,7 @@ impl Scheduler {
         let full_blocks = waiting.lookup().full_blocks;
         // Of the block with its last token nothing is of use: that row must be computed.
         let usable = sequence.prompt_blocks().min(sequence.attachable() / sequence.hashes.block_tokens());
-        let missing = || (full_blocks..usable).filter_map(|at| sequence.hashes.get(sequence.declared, at));
+        let missing = || (full_blocks..usable).filter_map(|at| sequence.hashes.get(at));
         let producer = self.shared_prefixes.producer(missing().next()?)?;
         if sequence.outranks(&self.sequences[producer]) {
             return None;
@@ -345,9 +345,9 @@ impl Scheduler {
         self.prefetches.look = true;
         let sequence = &mut self.sequences[slot];
         let State::Waiting(Waiting { wait, at_stake, found, .. }) = sequence.state else { return };
+        sequence.hashes.set_declared(table.hashes().declared_blocks() > 0);
         // What an operator declared is computed by its owner alone, whoever waits for it.
-        let from = table.published_blocks().max(table.root().declared_blocks());
-        sequence.declared = table.root().declared_blocks() > 0;
+        let from = table.published_blocks().max(sequence.hashes.declared_blocks());
         let announced = self.shared_prefixes.announce(slot, sequence, from);
         sequence.timing.admitted(self.now);
         self.learn_survival(found.map_or(0, |found| found.lookup.positions()), at_stake);

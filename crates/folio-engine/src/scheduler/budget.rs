@@ -376,6 +376,6 @@ impl Scheduler {
         if wait.reason != WaitingFor::SharedPrefix || wait.is_over(self.now, &self.config) {
             return None;
         }
-        self.shared_prefixes.producer(sequence.hashes.get(sequence.declared, waiting.awaited_block)?)
+        self.shared_prefixes.producer(sequence.hashes.get(waiting.awaited_block)?)
     }
 }

@@ -214,8 +214,8 @@ impl Scheduler {
         running.scheduled = running.scheduled.max(there);
         if there / block_tokens > from / block_tokens {
             cache.retain(&running.table, from, &sequence.request.retention);
-            let hashes = (&sequence.hashes, sequence.declared);
-            self.shared_prefixes.published(slot, hashes, &mut running.announced, there / block_tokens);
+            let (hashes, announced) = (&sequence.hashes, &mut running.announced);
+            self.shared_prefixes.published(slot, hashes, announced, there / block_tokens);
         }
         if running.scheduled == there && running.reserved.is_none() {
             cache.keep_branch(&mut running.table);

@@ -181,7 +181,7 @@ impl Scheduler {
         let found = sequence.waiting()?.found?;
         let (size, shared) = (cache.config().block_tokens, sequence.hashes.root().declared_blocks());
         // What an operator declared is its owner's to load.
-        let mine = sequence.declared == (shared > 0) && found.lookup.full_blocks >= shared;
+        let mine = sequence.hashes.declared_blocks() == shared && found.lookup.full_blocks >= shared;
         if self.transfers.chunks.is_empty() || !mine {
             return None;
         }
@@ -363,9 +363,8 @@ impl Scheduler {
             return self.prefetched(cache, slot, computed - before, verified);
         };
         running.scheduled = running.scheduled.max(computed);
-        let hashes = (&sequence.hashes, sequence.declared);
         let blocks = running.table.published_blocks();
-        self.shared_prefixes.published(slot, hashes, &mut running.announced, blocks);
+        self.shared_prefixes.published(slot, &sequence.hashes, &mut running.announced, blocks);
         self.update_reservation(cache, slot);
         let sequence = &self.sequences[slot];
         let goes_on =

@@ -208,8 +208,7 @@ impl Scheduler {
             running.table.set_overwritten();
         }
         sequence.hashes = cache.release(running.table, &sequence.tokens);
-        let hashes = (&sequence.hashes, sequence.declared);
-        self.shared_prefixes.withdraw(slot, hashes, &mut running.announced);
+        self.shared_prefixes.withdraw(slot, &sequence.hashes, &mut running.announced);
         self.reservations.change(sequence.owner(), running.reserved, None);
         self.waiting.changes(running.suspended.map(|wait| wait.reason), None);
         self.preempting -= u32::from(running.preempted);

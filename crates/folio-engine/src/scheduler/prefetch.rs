@@ -94,7 +94,7 @@ impl Scheduler {
         let Some(offer) = self.prefetch_offer(cache, slot) else { return false };
         let sequence = &self.sequences[slot];
         let tenant = sequence.owner();
-        let first = sequence.hashes.get(sequence.declared, offer.blocks.start);
+        let first = sequence.hashes.get(offer.blocks.start);
         // What is loaded for another is there soon.
         let mut others =
             self.prefetches.under_way.iter().filter_map(|(_, slot)| self.sequences[*slot].waiting());
@@ -123,7 +123,7 @@ impl Scheduler {
         let until = WaitingFor::TierLoad.until(self.now, &self.config).unwrap_or(Micros(u64::MAX));
         let table = self.attach_whole(cache, slot, from * cache.config().block_tokens);
         let sequence = &mut self.sequences[slot];
-        let first = sequence.hashes.get(sequence.declared, from).copied();
+        let first = sequence.hashes.get(from).copied();
         let Some(waiting) = sequence.waiting_mut() else { return };
         let (Some(table), Some(first)) = (table, first) else {
             waiting.prefetched = u32::MAX;

@@ -252,7 +252,6 @@ fn first_sequence(
         scored: 0,
         hidden_sum: None,
         hashes,
-        declared: false,
         high_water: 0,
         position_shift: embeddings::shift_behind(request.embeddings()),
         us: 0.0,

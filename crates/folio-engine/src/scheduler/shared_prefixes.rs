@@ -27,24 +27,16 @@ impl SharedPrefixes {
     /// `slot` is about to publish the full prompt blocks from `from` on.
     pub fn announce(&mut self, slot: Slot, of: &Sequence, from: u32) -> (u32, u32) {
         let to = of.prompt_blocks();
-        for hash in (from..to).filter_map(|at| of.hashes.get(of.declared, at)) {
+        for hash in (from..to).filter_map(|at| of.hashes.get(at)) {
             self.producer.entry(*hash).or_insert(slot);
         }
         (from.min(to), to)
     }
 
     /// Blocks before `upto` were published.
-    pub fn published(
-        &mut self,
-        slot: Slot,
-        (hashes, declared): (&BlockHashes, bool),
-        announced: &mut (u32, u32),
-        upto: u32,
-    ) {
+    pub fn published(&mut self, slot: Slot, hashes: &BlockHashes, announced: &mut (u32, u32), upto: u32) {
         while announced.0 < upto.min(announced.1) {
-            if let Some(hash) =
-                hashes.get(declared, announced.0).filter(|hash| self.producer(hash) == Some(slot))
-            {
+            if let Some(hash) = hashes.get(announced.0).filter(|hash| self.producer(hash) == Some(slot)) {
                 self.producer.remove(hash);
             }
             announced.0 += 1;
@@ -52,7 +44,7 @@ impl SharedPrefixes {
     }
 
     /// Nothing more of it will be computed.
-    pub fn withdraw(&mut self, slot: Slot, of: (&BlockHashes, bool), announced: &mut (u32, u32)) {
+    pub fn withdraw(&mut self, slot: Slot, of: &BlockHashes, announced: &mut (u32, u32)) {
         self.published(slot, of, announced, announced.1);
     }
 

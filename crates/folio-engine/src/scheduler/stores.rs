@@ -33,9 +33,8 @@ const LEASE_US: u64 = 3_000_000;
 pub(super) struct Storing {
     tier: TierId,
     owner: (SequenceId, Slot),
-    /// Of its table, and whether it begins with what an operator declared.
+    /// Of its table.
     hashes: BlockHashes,
-    declared: bool,
     /// Blocks of group 0 that are not ordered yet.
     left: Range<u32>,
     /// What is being read, with the contents of each piece.
@@ -50,8 +49,8 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let Some(running) = sequence.running() else { return };
         let (table, size) = (&running.table, cache.config().block_tokens);
-        let ((hashes, declared), owner) = (table.chain(), (sequence.id(), slot));
-        let own = table.root().declared_blocks();
+        let (hashes, owner) = (table.hashes(), (sequence.id(), slot));
+        let own = hashes.declared_blocks();
         let end = end.min(table.published_blocks() * size);
         let stored_to = |tier| sequence.hashes.stored_from(tier, own).unwrap_or(own);
         let Some(first) = self.transfers.tiers().map(|(tier, _)| stored_to(tier)).min() else { return };
@@ -78,7 +77,7 @@ impl Scheduler {
                 missed += left.len();
             } else if !left.is_empty() {
                 let (hashes, pieces) = (hashes.clone(), SmallVec::new());
-                let storing = Storing { tier, owner, hashes, declared, left, pieces, held_bytes: 0 };
+                let storing = Storing { tier, owner, hashes, left, pieces, held_bytes: 0 };
                 self.transfers.storing.push(storing);
             }
         }
@@ -154,7 +153,8 @@ impl Scheduler {
         let (id, slot) = storing.owner;
         let running = self.sequences.lives(id, slot).then(|| self.sequences[slot].running())??;
         let table = &running.table;
-        (table.published_blocks() >= to && table.chain().1 == storing.declared).then_some(table)
+        let is_its = table.hashes().declared_blocks() == storing.hashes.declared_blocks();
+        (is_its && table.published_blocks() >= to).then_some(table)
     }
 
     /// Orders blocks up to `to`. `false`: none of them is there any more.
@@ -162,7 +162,7 @@ impl Scheduler {
         let (size, from, tier) = (cache.config().block_tokens, storing.left.start, storing.tier);
         let (lease, mut contents) = match self.table_of(storing, to) {
             Some(table) => cache.lease_table(table, (from, to * size), until.0),
-            None => cache.lease((&storing.hashes, storing.declared), (from, to * size), until.0),
+            None => cache.lease(&storing.hashes, (from, to * size), until.0),
         };
         let there = from + contents.iter().filter(|content| content.group == 0).count() as u32;
         storing.left.start = to;
@@ -181,8 +181,7 @@ impl Scheduler {
         }
         storing.pieces.push((lease, contents.len() as u32));
         let lineage = cache.lineage(&contents);
-        let root = *storing.hashes.root();
-        let root = if storing.declared { root } else { root.own() };
+        let root = storing.hashes.chain_root();
         self.transfers.stores.push(StoreOrder { tier, lease, until, root, contents, lineage });
         true
     }

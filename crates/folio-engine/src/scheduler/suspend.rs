@@ -57,8 +57,7 @@ impl Scheduler {
                 running.suspended = Some(wait);
                 if reason != WaitingFor::TierLoad {
                     // Nobody waits for a prefix that may not come. What a tier does not bring is computed.
-                    let hashes = (&sequence.hashes, sequence.declared);
-                    self.shared_prefixes.withdraw(slot, hashes, &mut running.announced);
+                    self.shared_prefixes.withdraw(slot, &sequence.hashes, &mut running.announced);
                 }
                 self.waiting.changes(None, Some(reason));
                 self.counters.waits[reason] += 1;

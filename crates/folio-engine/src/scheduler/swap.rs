@@ -34,9 +34,8 @@ pub(super) struct Leaving {
     until: Micros,
     owner: (SequenceId, Slot),
     tier: TierId,
-    /// Of group 0; and contents of all groups, and their bytes.
+    /// Of group 0; and the bytes of what of them was its alone.
     blocks: Range<u32>,
-    contents: u32,
     bytes: u64,
     /// What is anybody's afterwards.
     releases: GroupCounts,
@@ -76,7 +75,6 @@ impl Scheduler {
             owner: (id, victim),
             tier,
             blocks: own..to,
-            contents: contents.len() as u32,
             bytes: load.bytes,
             releases,
         });
@@ -97,15 +95,15 @@ impl Scheduler {
         self.end_piece(cache, lease, kept);
         let leaving = &mut self.transfers.leaving;
         let Some(at) = leaving.iter().position(|leaving| leaving.lease == lease) else { return held };
-        let Leaving { owner: (id, slot), tier, blocks, contents, bytes, until, .. } = leaving.remove(at);
+        let Leaving { owner: (id, slot), tier, blocks, bytes, until, .. } = leaving.remove(at);
         if kept == 0 {
             return held;
         }
         self.costs.swapped(bytes, (now.0 + LEASE_US).saturating_sub(until.0) as f64);
         // Of windows what is read at the end was kept last.
-        let end = if kept == contents { blocks.end } else { (blocks.start + kept).min(blocks.end) };
-        let is_of_use = kept == contents || cache.needed_groups() == 1;
+        let is_of_use = cache.needed_groups() == 1 || kept == cache.contents_at(blocks.start, blocks.end);
         if is_of_use && self.sequences.lives(id, slot) {
+            let end = blocks.end.min(blocks.start + kept);
             self.sequences[slot].hashes.add_stored(tier, blocks.start..end);
         }
         held

@@ -119,7 +119,7 @@ impl Policy {
         self.online(0.0).unwrap_or_else(|| {
             Box::new(optimum::Min::new(trace.requests.iter().map(|ids| {
                 let hashes = BlockHashes::new(root, ids, 1);
-                hashes.iter(false).copied().collect::<Vec<_>>()
+                hashes.iter().copied().collect::<Vec<_>>()
             })))
         })
     }

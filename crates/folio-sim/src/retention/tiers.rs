@@ -104,7 +104,7 @@ pub fn tiered(
     for ids in &trace.requests {
         let length = ids.len() as u32;
         let hashes = BlockHashes::new(&root, ids, 1);
-        let all: Vec<BlockHash> = hashes.iter(false).copied().collect();
+        let all: Vec<BlockHash> = hashes.iter().copied().collect();
         let mut table = cache.attach(hashes, ids, length, &mut Vec::new());
         let found = table.computed();
         let loaded = tier.find(ids, found);

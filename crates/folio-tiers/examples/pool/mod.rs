@@ -46,7 +46,7 @@ pub fn prompt(seed: u32, blocks: u32) -> BlockHashes {
 
 fn contents(hashes: &BlockHashes) -> Vec<Content> {
     let content = |(index, hash): (u32, _)| Content { group: 0, index, block: BlockId(index), hash };
-    (0..).zip(hashes.iter(false).copied()).map(content).collect()
+    (0..).zip(hashes.iter().copied()).map(content).collect()
 }
 
 /// Memory of so many blocks.

@@ -365,13 +365,12 @@ impl Store for RemoteStore {
             return Vec::new();
         }
         let until = Instant::now() + self.objects.limits().find;
-        let root = hashes.root();
-        let (own, declared) = (root.declared_blocks(), root.declared_blocks() > 0);
-        let data_key = DataKey::from(root.data_key());
+        let own = hashes.declared_blocks();
+        let data_key = DataKey::from(hashes.root().data_key());
         let names = self.names(device, &data_key);
         let chunk = names.chunk_blocks();
         let ends: Vec<(u32, [u8; 32])> = (own / chunk + 1..=most / chunk)
-            .filter_map(|number| Some((number * chunk, hashes.get(declared, number * chunk - 1)?.0)))
+            .filter_map(|number| Some((number * chunk, hashes.get(number * chunk - 1)?.0)))
             .collect();
         let wanted: Vec<Name> = ends.iter().map(|(end, hash)| names.chunk(own, *end, hash).name).collect();
         let there = self.leading(&wanted, until);

@@ -70,9 +70,8 @@ pub fn bytes_of(content: &Content) -> Vec<u8> {
 
 /// Blocks `from..to` of a prompt, in the device's blocks of the same number, and of windows what the query behind them reads.
 pub fn contents(device: &Device, hashes: &BlockHashes, from: u32, to: u32) -> Vec<Content> {
-    let declared = hashes.root().declared_blocks() > 0;
     let content = |group: usize, index: u32| {
-        let hash = *hashes.get(declared, index).expect("a block of the prompt");
+        let hash = *hashes.get(index).expect("a block of the prompt");
         Content { group: group as u32, index, block: BlockId(index), hash }
     };
     let mut all: Vec<Content> = (from..to).map(|index| content(0, index)).collect();
@@ -98,11 +97,10 @@ pub fn store_order(hashes: &BlockHashes, contents: Vec<Content>) -> StoreOrder {
 
 /// What a cache would say of these: tokens that follow from the block's number.
 pub fn lineage(hashes: &BlockHashes, contents: &[Content]) -> Lineage {
-    let declared = hashes.root().declared_blocks() > 0;
     let blocks = || contents.iter().filter(|content| content.group == 0).map(|content| content.index);
     let before = blocks().next().and_then(|first| first.checked_sub(1));
     Lineage {
-        parent: before.and_then(|before| hashes.get(declared, before)).copied(),
+        parent: before.and_then(|before| hashes.get(before)).copied(),
         tokens: blocks().flat_map(tokens).collect(),
         block_tokens: BLOCK_TOKENS,
         retentions: Vec::new(),

@@ -91,18 +91,11 @@ impl StepDriver for Device<'_> {
     fn order(&mut self, order: TransferOrder) -> bool {
         // Each of these ends with a report.
         self.ordered += usize::from(matches!(order, TransferOrder::Load(_) | TransferOrder::Store(_)));
-        match order {
-            TransferOrder::Load(load) => {
-                self.loaded_from.push(load.tier.0);
-                self.tiers[usize::from(load.tier.0)].load(load);
-            }
-            TransferOrder::Store(store) => {
-                let stores = self.tiers[usize::from(store.tier.0)].store(store);
-                assert!(stores, "little is to do");
-            }
-            TransferOrder::Promote { tier, ticket } => self.tiers[usize::from(tier.0)].promote(ticket),
-            TransferOrder::Cancel { tier, ticket } => self.tiers[usize::from(tier.0)].cancel(ticket),
+        if let TransferOrder::Load(load) = &order {
+            self.loaded_from.push(load.tier.0);
         }
+        let takes = self.tiers[usize::from(order.tier().0)].order(order);
+        assert!(takes, "little is to do");
         true
     }
 }

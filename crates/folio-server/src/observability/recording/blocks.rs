@@ -57,7 +57,7 @@ impl BlockNumbers {
         }
         let mut numbered = Numbered::default();
         let mut parent = None;
-        for (index, hash) in hashes.iter(true).enumerate() {
+        for (index, hash) in hashes.iter().enumerate() {
             let number = self.of(BlockKey::Block(*hash));
             push(if index < full { &mut numbered.prompt } else { &mut numbered.output }, number);
             if index + 1 == full {

@@ -140,8 +140,8 @@ impl PromptFindings {
         // The last token is computed whatever is cached, so a prompt of whole blocks finds one less.
         let most = tokens.len().saturating_sub(1) / block as usize;
         self.age(at);
-        self.index.ask(hashes.iter(true).take(most), (cached / block) as usize);
-        self.index.computed(hashes.iter(true).skip(most));
+        self.index.ask(hashes.iter().take(most), (cached / block) as usize);
+        self.index.computed(hashes.iter().skip(most));
         self.breaks.ask(tenant, tokens, cached as usize, block as usize);
         self.repeated.ask(tenant, hashes, most as u32, cached);
     }
@@ -168,9 +168,9 @@ fn look(seen: &Receiver<ComparedText>, found: &Mutex<PromptFindings>) {
                 found.lock().see(tenant, &hashes, &tokens, cached, at);
             }
             ComparedText::Answer { mut hashes, prompt, answer } => {
-                let of_prompt = hashes.iter(true).count();
+                let of_prompt = hashes.iter().count();
                 hashes.extend(&[&prompt[..], &answer].concat());
-                found.lock().index.computed(hashes.iter(true).skip(of_prompt));
+                found.lock().index.computed(hashes.iter().skip(of_prompt));
             }
             ComparedText::Undrafted { prompt, answer } => {
                 let outcomes = LookupOutcomes::of(&mut drafters, &prompt, &answer);

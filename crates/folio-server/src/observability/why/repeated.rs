@@ -29,8 +29,7 @@ impl RepeatedPrefixes {
     /// A prompt was asked for, of which `cached` tokens were found; it has `blocks` whole blocks that could be.
     pub fn ask(&mut self, tenant: TenantId, hashes: &BlockHashes, blocks: u32, cached: u32) {
         let block_tokens = hashes.block_tokens();
-        for (length, hash) in (1..=blocks).zip(hashes.iter(true)).filter(|(length, _)| is_told_apart(*length))
-        {
+        for (length, hash) in (1..=blocks).zip(hashes.iter()).filter(|(length, _)| is_told_apart(*length)) {
             let again = f64::from((length * block_tokens).saturating_sub(cached));
             if let Some(known) = self.0.get_mut(hash) {
                 known.prompts += 1.0;
