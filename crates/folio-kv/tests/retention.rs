@@ -376,10 +376,14 @@ fn what_was_said_of_leased_blocks_is_told_with_them() {
     cache.retain(&table, 0, &[range(8..12, 90, Some(1000))]);
     let (lease, contents) = cache.lease_table(&table, (1, 24), u64::MAX);
     let (lineage, said) = (cache.lineage(&contents), Retention { priority: 90, ttl_us: Some(1000) });
-    assert_eq!(lineage.retentions, [Some(Retention::default()), Some(said)], "and nothing of those behind");
+    assert_eq!(
+        lineage.retentions,
+        [Some(said); 2],
+        "what it follows is kept as long; nothing is told of those behind"
+    );
     let told: Vec<_> = (0..contents.len()).map(|at| lineage.retention(at)).collect();
     let unsaid = Some(Retention::default());
-    assert_eq!(told, [unsaid, Some(said), unsaid, unsaid, unsaid]);
+    assert_eq!(told, [Some(said), Some(said), unsaid, unsaid, unsaid]);
     assert_eq!(lineage.of(&contents, 1), (Some(contents[0].hash), &tokens[8..12]));
     cache.release(table, &tokens);
     assert!(cache.end_lease(lease));

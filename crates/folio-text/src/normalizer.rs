@@ -17,7 +17,7 @@ pub(crate) struct Normalizer {
 
 /// What a text begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum PartStart {
     AsItIs,
     /// A space is put before it.
     Prefixed,
@@ -30,10 +30,10 @@ impl Normalizer {
     pub(crate) const IDENTITY: Self =
         Self { charsmap: None, removes_extra_spaces: false, escapes_spaces: true };
 
-    pub(crate) fn normalize(&self, text: &str, start: Start) -> String {
+    pub(crate) fn normalize(&self, text: &str, start: PartStart) -> String {
         let space = if self.escapes_spaces { SPACE } else { " " };
         let mut rest = text;
-        let mut behind_space = self.removes_extra_spaces && start != Start::Continued;
+        let mut behind_space = self.removes_extra_spaces && start != PartStart::Continued;
         if behind_space {
             while let (" ", length) = self.first(rest) {
                 rest = &rest[length..];
@@ -43,7 +43,7 @@ impl Normalizer {
             return String::new();
         }
         let mut out = String::with_capacity(rest.len() + rest.len() / 4 + space.len());
-        if start == Start::Prefixed {
+        if start == PartStart::Prefixed {
             out.push_str(space);
         }
         while !rest.is_empty() {

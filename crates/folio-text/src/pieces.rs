@@ -14,7 +14,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 
 use crate::added::{AddedTokens, parts};
-use crate::normalizer::{Normalizer, Start};
+use crate::normalizer::{Normalizer, PartStart};
 use crate::token_cache::Part;
 use crate::unigram::Unigram;
 use crate::work;
@@ -119,14 +119,14 @@ impl Pieces {
         work::add(part.len());
         let normalizer = &self.parts.normalizer;
         match self.parts.prefix {
-            SpacePrefix::Never => normalizer.normalize(part, Start::AsItIs),
-            SpacePrefix::Always => normalizer.normalize(part, Start::Prefixed),
+            SpacePrefix::Never => normalizer.normalize(part, PartStart::AsItIs),
+            SpacePrefix::Always => normalizer.normalize(part, PartStart::Prefixed),
             // As transformers: the prefix is normalized with the text, and a part that begins with a space keeps one.
             SpacePrefix::First => {
                 let prefix = if is_first { SPACE } else { "" };
                 let part = format!("{prefix}{}", part.replace(SPACE, " "));
                 let has_space = part.starts_with(SPACE) || part.starts_with(' ');
-                normalizer.normalize(&part, if has_space { Start::Continued } else { Start::AsItIs })
+                normalizer.normalize(&part, if has_space { PartStart::Continued } else { PartStart::AsItIs })
             }
         }
     }
