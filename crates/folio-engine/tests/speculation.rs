@@ -145,6 +145,9 @@ struct Answer {
 /// Where drafts come from, and what is expected.
 type From<'a> = Option<(Drafter, &'a [u32])>;
 
+/// A prompt, the tokens of its answer, and where drafts come from.
+type Asked<'a> = (&'a [u32], u32, From<'a>);
+
 fn ask(engine: &EngineHandle, tenant: u32, prompt: &[u32], from: From<'_>) -> Answer {
     ask_all(engine, tenant, prompt, from, (1, &Arc::default())).remove(0)
 }
@@ -161,22 +164,13 @@ fn ask_all(
 }
 
 /// These at once: their prompts, tokens of their answers, and where drafts come from.
-fn ask_these(
-    engine: &EngineHandle,
-    tenant: u32,
-    requests: &[(&[u32], u32, From<'_>)],
-    time: &Arc<Time>,
-) -> Vec<Answer> {
+fn ask_these(engine: &EngineHandle, tenant: u32, requests: &[Asked<'_>], time: &Arc<Time>) -> Vec<Answer> {
     let requests: Vec<_> = requests.iter().map(|request| (tenant, *request)).collect();
     ask_of_tenants(engine, &requests, time)
 }
 
 /// The same, each of a tenant.
-fn ask_of_tenants(
-    engine: &EngineHandle,
-    requests: &[(u32, (&[u32], u32, From<'_>))],
-    time: &Arc<Time>,
-) -> Vec<Answer> {
+fn ask_of_tenants(engine: &EngineHandle, requests: &[(u32, Asked<'_>)], time: &Arc<Time>) -> Vec<Answer> {
     let (sender, events) = mpsc::channel();
     let together = time.1.lock();
     for (at, (tenant, (prompt, max_tokens, from))) in requests.iter().enumerate() {
