@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use super::floats::{Floats, Kv};
 use super::{Attend, Chunk, GROUPS, Reader, STEP, Step, Tile, Weights};
 use crate::kv::GROUP;
-use crate::simd::{LANES, Simd, Task, filled};
+use crate::simd::{LANES, Simd, Task};
 
 /// Keys that a register tile takes where there are registers for it.
 const TOKENS: usize = 4;
@@ -68,11 +68,9 @@ impl<S: Simd, K: Kv> Reader for Latents<S, K> {
     #[inline(always)]
     unsafe fn scores<const R: usize>(chunk: &Chunk<'_>, step: &Step, first: usize, p: &mut [[f32; STEP]; R]) {
         if first == 0 {
-            // Who adds values asks for what those take.
-            let bytes = |dims: usize| GROUP * dims * K::SIZE;
-            let rest = bytes(chunk.attend.shape.value_dim)..bytes(chunk.attend.shape.key_dim);
+            let bytes = GROUP * chunk.attend.shape.key_dim * K::SIZE;
             for place in &step.next {
-                rest.clone().step_by(64).for_each(|line| S::prefetch(place.keys.wrapping_add(line)));
+                (0..bytes).step_by(64).for_each(|line| S::prefetch(place.keys.wrapping_add(line)));
             }
         }
         // SAFETY: the contract of this function.
@@ -134,13 +132,8 @@ impl<S: Simd, K: Kv> Latents<S, K> {
             }
         }
         for r in 0..R {
-            if T == TOKENS {
-                let sums = S::sums(filled!([S::splat(0.0); TOKENS], i => acc[r][i]));
-                p[r][t..t + TOKENS].copy_from_slice(&sums);
-            } else {
-                for i in 0..T {
-                    p[r][t + i] = S::sum(acc[r][i]);
-                }
+            for i in 0..T {
+                p[r][t + i] = S::sum(acc[r][i]);
             }
         }
     }

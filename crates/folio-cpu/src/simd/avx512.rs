@@ -124,27 +124,6 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    fn sums([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
-        // SAFETY: see the module comment; the array has four values.
-        unsafe {
-            let low_ab = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
-            let high_ab = _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b);
-            let low_cd = _mm512_shuffle_f32x4::<0b01_00_01_00>(c, d);
-            let high_cd = _mm512_shuffle_f32x4::<0b11_10_11_10>(c, d);
-            let (ab, cd) = (_mm512_add_ps(low_ab, high_ab), _mm512_add_ps(low_cd, high_cd));
-            let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
-            let high = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd);
-            let v = _mm512_add_ps(low, high);
-            let v = _mm512_add_ps(v, _mm512_permute_ps::<0b11_10_11_10>(v));
-            let v = _mm512_add_ps(v, _mm512_permute_ps::<0b01_01_01_01>(v));
-            let firsts =
-                _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), v);
-            let mut sums = [0.0; 4];
-            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(firsts));
-            sums
-        }
-    }
-    #[inline(always)]
     fn max_lane(v: __m512) -> f32 {
         // SAFETY: see the module comment.
         unsafe {

@@ -181,11 +181,6 @@ pub(crate) trait Simd: Copy + 'static {
     fn exp2_of_shifted(z: Self::V) -> Self::V;
     /// Sum over the fixed tree.
     fn sum(v: Self::V) -> f32;
-    /// Of four vectors, each as [`Simd::sum`] has it.
-    #[inline(always)]
-    fn sums(v: [Self::V; 4]) -> [f32; 4] {
-        filled!([0.0; 4], i => Self::sum(v[i]))
-    }
     /// Maximum over the fixed tree.
     fn max_lane(v: Self::V) -> f32;
 
