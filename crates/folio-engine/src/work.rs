@@ -98,8 +98,8 @@ impl StepWork {
         }
     }
 
-    /// Of one step, or of several of one kind.
-    pub fn activity(&self) -> Activity {
+    /// Of one step.
+    pub(crate) fn activity(&self) -> Activity {
         match (self.prompt_rows, self.decode_rows) {
             (_, 0) => Activity::Prefill,
             (0, _) => Activity::Decode,

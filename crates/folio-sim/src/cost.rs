@@ -7,11 +7,6 @@ pub trait StepTime {
     /// Microseconds for a step that computes `work`.
     fn us(&self, work: &StepWork) -> f64;
 
-    /// Microseconds that it takes longer where requests come one by one, so that none of them is queued.
-    fn spaced_us(&self, _: &StepWork) -> f64 {
-        0.0
-    }
-
     /// Whole microseconds for the plan, at least one.
     fn step(&self, plan: &StepPlan) -> u64 {
         (self.us(&StepWork::of(plan)).round() as u64).max(1)

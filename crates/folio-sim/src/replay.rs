@@ -11,7 +11,7 @@ use folio_engine::plan::{ExecutorError, Sampled, StepOutput, StepPlan, Want};
 use folio_engine::request::{Event, Request, RequestId, SamplingParams, Timing};
 use folio_engine::{
     DRAFTS_MAX, Drafter, Drafters, FinishReason, Micros, Scheduler, SchedulerConfig, Speculation, StepDriver,
-    StepWork, TransferOrder, Work, turn,
+    TransferOrder, Work, turn,
 };
 use folio_kv::{CacheConfig, GroupConfig, KvCache, LruLeafFirst, TenantId};
 
@@ -164,10 +164,8 @@ impl<C: StepTime> StepDriver for TraceDevice<'_, C> {
         self.now
     }
 
-    fn begin(&mut self, plan: &StepPlan, scheduler: &Scheduler, _: &mut KvCache) {
-        let work = StepWork::of(plan);
-        let spaced = if scheduler.queued_requests() == 0 { self.cost.spaced_us(&work) } else { 0.0 };
-        self.now.0 += ((self.cost.us(&work) + spaced).round() as u64).max(1);
+    fn begin(&mut self, plan: &StepPlan, _: &Scheduler, _: &mut KvCache) {
+        self.now.0 += self.cost.step(plan);
         self.output.step = plan.step;
         self.output.samples.clear();
         for sample in plan.sequences.iter().flat_map(|sequence| &sequence.samples) {
@@ -465,42 +463,6 @@ mod tests {
         assert_eq!(replay.generated.last().map(|(_, tokens)| *tokens), Some(30));
         assert!(served[2].ttft_s() < served[0].ttft_s(), "a hit is sooner there");
         assert_eq!(served[1].arrived, requests[1].arrives);
-    }
-
-    /// Steps of a millisecond, and of more where nobody is queued.
-    struct Unhurried;
-
-    impl StepTime for Unhurried {
-        fn us(&self, _: &StepWork) -> f64 {
-            1000.0
-        }
-
-        fn spaced_us(&self, work: &StepWork) -> f64 {
-            if work.prompt_rows > 0 { 500.0 } else { 100.0 }
-        }
-    }
-
-    #[test]
-    fn steps_take_longer_only_while_nobody_is_queued() {
-        let request = |index: u64, arrives: u64| TraceRequest {
-            arrives: Micros(arrives),
-            tenant: TenantId(0),
-            prompt: (0..16).map(|at| token(index, at)).collect(),
-            output: 3,
-            max_tokens: None,
-            answer: Arc::default(),
-        };
-        let scheduler = SchedulerConfig { max_num_seqs: 1, ..SchedulerConfig::default() };
-        let cache = CacheConfig { blocks: 100, block_tokens: 16, bytes_per_block: 1 };
-        let config = ReplayConfig::new(scheduler, cache, Unhurried, 200);
-        let finished = |second: u64| -> Vec<u64> {
-            let requests = [request(0, 0), request(1, second)];
-            let replay = replay_in_full(&requests, &config).expect("valid limits");
-            replay.served.iter().map(|served| served.expect("it ran").finished.0).collect()
-        };
-        // One step of a prompt and two of a token each: while the second waits the first is not slowed.
-        assert_eq!(finished(0), [3000, 3000 + 1500 + 2 * 1100]);
-        assert_eq!(finished(1_000_000), [1500 + 2 * 1100, 1_000_000 + 1500 + 2 * 1100]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::bench::limits::Costs;
 use crate::bench::others::NOTABLE;
 use crate::models::user_folder;
-use crate::plan::{Spaced, StepSample};
+use crate::plan::StepSample;
 use crate::runtime::Runtime;
 
 /// Below the user's folder.
@@ -67,9 +67,6 @@ pub struct MeasuredModel {
     /// 0: a GPU.
     pub threads: usize,
     pub samples: Vec<StepSample>,
-    /// Of requests that came one by one; none in a profile of before they were measured.
-    #[serde(default)]
-    pub spaced: Spaced,
     /// Share of the processors' time that other processes had meanwhile, 0 to 1, where that is known.
     #[serde(default)]
     pub others: Option<f64>,
@@ -240,7 +237,6 @@ mod tests {
             kv_bytes_per_token: 64,
             threads,
             samples: Vec::new(),
-            spaced: Spaced::default(),
             others: None,
         };
         write(report(), Some(model("a", 1, 1000)), Some(&file)).expect("written");
@@ -252,11 +248,6 @@ mod tests {
         let names: Vec<&str> = profile.models.iter().map(|model| model.name.as_str()).collect();
         assert_eq!(names, ["b", "c"]);
         assert_eq!(profile.on(1).len(), 1);
-        // As it was written before there were samples of spaced requests.
-        let mut older = serde_json::to_value(model("d", 1, 1000)).expect("JSON");
-        assert!(older.as_object_mut().expect("an object").remove("spaced").is_some());
-        let older: MeasuredModel = serde_json::from_value(older).expect("readable");
-        assert_eq!(older, model("d", 1, 1000));
         std::fs::write(&file, "{").expect("written");
         assert!(Profile::read(Some(&file)).is_err());
     }

@@ -333,12 +333,7 @@ impl Scheduler {
         self.step.contended
     }
 
-    /// Requests that were never scheduled.
-    pub fn queued_requests(&self) -> u32 {
-        self.queued.requests
-    }
-
-    /// The same with their tokens, for the queue limits.
+    /// Requests that were never scheduled, for the queue limits.
     pub(crate) fn queued(&self) -> crate::mailbox::Queued {
         self.queued
     }

@@ -47,8 +47,8 @@ const ROUNDS_TIME: Duration = Duration::from_secs(10);
 
 /// Of tokens of prompts, those that were found.
 const CACHED: &str = "cached, %";
-/// A step of each kind in the mean; planned is what the curve says of the steps that were run, at a load with what steps of spaced requests
-/// take longer. What is wrong there is the curve's fault, and the rest of what is wrong elsewhere the simulator's.
+/// A step of each kind in the mean; planned is what the curve says of the steps that were run. What is wrong there is the curve's fault, and
+/// the rest of what is wrong elsewhere the simulator's.
 const STEPS: [(Activity, &str); Activity::STEPS] = [
     (Activity::Prefill, "a step of prompts, us"),
     (Activity::Decode, "a step that decodes, us"),
@@ -158,7 +158,7 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
     if args.json {
         let bounds = BOUNDS.iter().zip(found);
         let bounds = bounds.map(|((what, most), error)| serde_json::json!({"what": what, "error": error, "most": most, "within": error <= *most}));
-        let ((steps, spaced), all) = (medians(&rounds), fitted(&rounds));
+        let steps = medians(&rounds);
         let report = serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"),
             "model": runtime.name,
@@ -166,10 +166,8 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
             "seconds": args.seconds,
             "turns": args.repeat,
             "others": others,
-            "worst_error_of_fit": all.as_ref().map(|curve| curve.worst),
+            "worst_error_of_fit": Measured::of(&steps).map(|curve| curve.worst),
             "steps": steps,
-            "spaced": spaced,
-            "spaced_us": all.map(|curve| curve.spaced_us),
             "cells": compared,
             "runs": runs,
             "bounds": bounds.collect::<Vec<_>>(),
@@ -185,13 +183,9 @@ pub fn run(args: &BenchPlanArgs) -> Result<()> {
 }
 
 fn curve(rounds: &[Round]) -> Result<StepCurve> {
-    let curve = fitted(rounds).context("too few kinds of steps were measured: give more --seconds")?;
+    let curve = Measured::of(&medians(rounds))
+        .context("too few kinds of steps were measured: give more --seconds")?;
     Ok(StepCurve::Measured(curve))
-}
-
-fn fitted(rounds: &[Round]) -> Option<Measured> {
-    let (samples, spaced) = medians(rounds);
-    Some(Measured::of(&samples)?.with_spaced(&spaced))
 }
 
 /// What the engine has, as a plan has it.
@@ -338,10 +332,7 @@ impl Cell {
                 vec![ttft, tpot, e2e, 100.0 * point.cached]
             }
         };
-        // Where all come at once, somebody is queued nearly always.
-        let spaced = |work: &StepWork| if run.rate.is_some() { world.cost.spaced_us(work) } else { 0.0 };
-        let us = |work: &StepWork, _: u64| (world.cost.us(work) + spaced(work)) * work.steps as f64;
-        found.extend(mean_steps(&run.before, &run.after, us));
+        found.extend(mean_steps(&run.before, &run.after, |work, _| world.cost.us(work) * work.steps as f64));
         for ((figure, planned), measured) in self.figures.iter_mut().zip(found).zip(&run.measured) {
             figure.planned.push(planned);
             figure.measured.push(*measured);

@@ -5,19 +5,18 @@
 //! - *Measured* ([`Measured`]): a model's own steps on this machine, as `folio doctor MODEL --write-profile` took them, one kind at a time. Time
 //!   is a line between the numbers of rows that were measured, which never falls, plus a slope for each pair of a row and a position that it
 //!   sees, one for each position that is read, and one for each sequence: all of it least squares of relative errors with nothing below zero
-//!   ([`fit`]). Beside it is what steps of spaced requests take longer ([`Spaced`]), which is measured by itself and in no part of the line.
+//!   ([`fit`]).
 //! - *Limits* ([`Limits`]): the larger of bytes over bandwidth and operations over rate, each at a share of what the machine can do. What a
 //!   step costs besides (launches, barriers, sampling) is in the share.
 //!
 //! What was not measured is told as a range: two curves.
 
-use folio_engine::{Activity, StepWork};
+use folio_engine::StepWork;
 use folio_server::why::{Rates, StepShape};
 use folio_sim::StepTime;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::limits::Costs;
-use crate::bench::stats::median;
 
 /// Of steps of one kind: their mean, and how long one took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,21 +36,11 @@ impl StepSample {
         Self { rows, sequences, logit_rows, kv_positions, attention, us: us / work.steps as f64 }
     }
 
-    /// Whether it can be a step's, with a time.
-    fn is_sound(&self) -> bool {
-        let numbers = [self.rows, self.sequences, self.attention, self.kv_positions, self.us];
-        numbers.iter().all(|number| number.is_finite() && *number > 0.0)
-    }
-
     fn shape(&self) -> StepShape {
         let Self { rows, sequences, logit_rows, kv_positions, attention, .. } = *self;
         StepShape { rows, sequences, logit_rows, kv_positions, attention }
     }
 }
-
-/// Steps of requests that came one by one, to a machine that rested or decoded: one of each kind in the mean, in the order of
-/// [`Activity::ALL`].
-pub type Spaced = [Vec<StepSample>; Activity::STEPS];
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,8 +51,6 @@ pub struct Measured {
     attention_us: f64,
     position_us: f64,
     sequence_us: f64,
-    /// Microseconds that steps of spaced requests take beyond that, in the order of [`Activity::ALL`].
-    pub spaced_us: [f64; Activity::STEPS],
     /// Largest relative error at what was measured.
     pub worst: f64,
 }
@@ -76,7 +63,11 @@ const ROUNDS: usize = 20_000;
 impl Measured {
     /// `None`: there are too few samples, or they are not times.
     pub fn of(samples: &[StepSample]) -> Option<Self> {
-        let samples: Vec<&StepSample> = samples.iter().filter(|sample| sample.is_sound()).collect();
+        let sound = |sample: &&StepSample| {
+            let numbers = [sample.rows, sample.sequences, sample.attention, sample.kv_positions, sample.us];
+            numbers.iter().all(|number| number.is_finite() && *number > 0.0)
+        };
+        let samples: Vec<&StepSample> = samples.iter().filter(sound).collect();
         if samples.len() < SAMPLES_MIN {
             return None;
         }
@@ -102,23 +93,11 @@ impl Measured {
             attention_us: slopes[0],
             position_us: slopes[1],
             sequence_us: slopes[2],
-            spaced_us: [0.0; Activity::STEPS],
             worst: 0.0,
         };
         let error = |sample: &&StepSample| (curve.at(&sample.shape()) / sample.us - 1.0).abs();
         curve.worst = samples.iter().map(error).fold(0.0, f64::max);
         Some(curve)
-    }
-
-    /// With what steps of spaced requests take longer than the curve says of them: of each kind of step the median.
-    pub fn with_spaced(mut self, spaced: &Spaced) -> Self {
-        let longer = |sample: &StepSample| sample.us - self.at(&sample.shape());
-        let of_kind = |samples: &Vec<StepSample>| {
-            let sound = samples.iter().filter(|sample| sample.is_sound());
-            median(sound.map(longer).collect()).max(0.0)
-        };
-        self.spaced_us = spaced.each_ref().map(of_kind);
-        self
     }
 
     fn at(&self, step: &StepShape) -> f64 {
@@ -227,15 +206,6 @@ impl StepTime for StepCurve {
             }
         }
     }
-
-    fn spaced_us(&self, work: &StepWork) -> f64 {
-        match self {
-            Self::Measured(measured) | Self::Scaled { measured, .. } => {
-                measured.spaced_us[work.activity() as usize]
-            }
-            Self::Limits(_) => 0.0,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -283,26 +253,6 @@ mod tests {
             let us = curve.at(&held_out.shape());
             assert!((us / held_out.us - 1.0).abs() < 0.05, "{rows} rows: {us}, not {}", held_out.us);
         }
-    }
-
-    #[test]
-    fn what_spaced_requests_take_longer_is_beside_the_curve() {
-        let samples: Vec<StepSample> =
-            [8.0, 32.0, 128.0, 512.0].iter().map(|rows| sample(*rows, 1.0, 0.0, true_us)).collect();
-        let curve = Measured::of(&samples).expect("enough samples");
-        let longer = |rows: f64, us: f64| sample(rows, 1.0, 0.0, |step| true_us(step) + us);
-        // One that is slow by chance is not what the others take, and what is quicker takes nothing away.
-        let prompts = vec![longer(8.0, 400.0), longer(128.0, 5000.0), longer(32.0, 400.0)];
-        let spaced = [prompts, vec![longer(8.0, -300.0)], Vec::new()];
-        let with = curve.clone().with_spaced(&spaced);
-        assert!((with.spaced_us[0] - 400.0).abs() < 60.0, "{with:?}");
-        assert_eq!(with.spaced_us[1..], [0.0, 0.0]);
-        assert_eq!(Measured { spaced_us: curve.spaced_us, ..with.clone() }, curve);
-        let prompt = StepWork { steps: 1, prompt_rows: 8, ..StepWork::default() };
-        let decode = StepWork { steps: 1, decode_rows: 1, ..StepWork::default() };
-        let us = with.spaced_us[0];
-        let curve = StepCurve::Measured(with);
-        assert_eq!((curve.spaced_us(&prompt), curve.spaced_us(&decode)), (us, 0.0));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use anyhow::{Context, Result};
 use folio_model::kv_format::KvFormat;
 
 pub use cells::run as cells;
-pub use curve::{Spaced, StepSample};
+pub use curve::StepSample;
 pub use model::WeightFormat;
 pub use replay::run as replay;
 pub use steps::measure;

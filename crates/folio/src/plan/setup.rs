@@ -10,7 +10,7 @@ use folio_model::kv_format::KvFormat;
 use folio_sim::replay::{DraftConfig, ReplayConfig, TierConfig};
 use folio_sim::retention::Policy;
 
-use super::curve::{Limits, Measured, Spaced, StepCurve};
+use super::curve::{Limits, Measured, StepCurve};
 use super::load::World;
 use super::machine::Machine;
 use super::model::{PlannedModel, WeightFormat};
@@ -100,7 +100,7 @@ impl Setup {
         let rates = choice.machine.rates(costs.quantized());
         let limits = |share| Limits { costs: costs.clone(), rates, share };
         let steps = choice.machine.steps_of(&measured_as(model, &choice, &layout, weight_bytes));
-        let measured = steps.and_then(|steps| Some(Measured::of(&steps.samples)?.with_spaced(&steps.spaced)));
+        let measured = steps.and_then(|steps| Measured::of(&steps.samples));
         notes.extend(steps.and_then(MeasuredModel::disturbed));
         let curve_worst = measured.as_ref().map(|curve| curve.worst);
         let curves = match measured {
@@ -236,7 +236,6 @@ fn measured_as(model: &PlannedModel, choice: &Choice, layout: &KvLayout, weight_
         kv_bytes_per_token: layout.bytes_per_token() as u64,
         threads: choice.machine.models.first().map_or(0, |measured| measured.threads),
         samples: Vec::new(),
-        spaced: Spaced::default(),
         others: None,
     }
 }
