@@ -315,17 +315,10 @@ impl Scheduler {
                 let token_us = token_us.unwrap_or(0.0);
                 let pays =
                     |draft: &NextDraft| f64::from(draft.right) * token_us > PAYS * price(draft.positions);
+                let paying = drafts.clone().take_while(pays).count();
                 let plain_us = plain.us.unwrap_or(0.0) + row_us * f64::from(decoding.prompt_tokens);
-                let (mut best, mut us) = (0, plain_us);
-                let stride = possible.len().div_ceil(LOOKED_AT).max(1);
-                for (count, draft) in (1..).zip(drafts.take_while(pays)) {
-                    tenants.draft(draft.tenant, draft.right);
-                    us += PAYS * price(draft.positions);
-                    if (count % stride == 0 || count == 1) && us <= tenants.longer() * plain_us {
-                        best = count;
-                    }
-                }
-                best
+                let us = |draft: &NextDraft| PAYS * price(draft.positions);
+                borne(tenants, plain_us, drafts.take(paying), us)
             }
             None => best_drafts(&self.costs, decoding, plain, tenants, drafts),
         };
@@ -525,6 +518,7 @@ pub(super) struct PossibleDraft {
 }
 
 /// One that may be added to those of a step.
+#[derive(Clone, Copy)]
 struct NextDraft {
     right: f32,
     /// That it sees.
@@ -594,6 +588,27 @@ fn best_drafts(
         }
     }
     best
+}
+
+/// How many drafts that pay may come with a step of `plain_us` that is not longer for it than its tenants bear. `us`: what each adds.
+fn borne(
+    tenants: &mut TenantRates,
+    plain_us: f64,
+    drafts: impl ExactSizeIterator<Item = NextDraft>,
+    us: impl Fn(&NextDraft) -> f64,
+) -> usize {
+    let most = drafts.len();
+    // Of many, one number in so many is looked at.
+    let stride = most.div_ceil(LOOKED_AT).max(1);
+    let (mut borne, mut step_us) = (0, plain_us);
+    for (count, draft) in (1..=most).zip(drafts) {
+        tenants.draft(draft.tenant, draft.right);
+        step_us += us(&draft);
+        if (count % stride == 0 || count == most) && step_us <= tenants.longer() * plain_us {
+            borne = count;
+        }
+    }
+    borne
 }
 
 /// What the drafter computes of a sequence whose rows are planned, and the names of its drafts, which have the places from `places` on.
@@ -671,5 +686,30 @@ fn begin_context(running: &mut Running, model: DrafterModel) {
         running.drafter_context = running.scheduled / model.block_tokens * model.block_tokens;
         running.drafter_computed = running.drafter_context;
         running.table.set_written(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use folio_kv::TenantId;
+
+    use super::*;
+
+    /// Of drafts of the first of these tenants that add a hundredth each to a step.
+    fn borne_beside(tenants: &[u32], count: usize) -> usize {
+        let mut rates = TenantRates::default();
+        tenants.iter().for_each(|tenant| rates.add(TenantId(*tenant)));
+        let draft = NextDraft { right: 0.5, positions: 0, tenant: rates.place(TenantId(tenants[0])) };
+        let drafts = vec![draft; count].into_iter();
+        borne(&mut rates, 1000.0, drafts, |_| 10.0)
+    }
+
+    #[test]
+    fn one_tenant_bears_all_that_pay_and_others_a_tenth() {
+        for count in [0, 1, 63, 65, 67, 131] {
+            assert_eq!(borne_beside(&[1, 1], count), count);
+            let beside = borne_beside(&[1, 2], count);
+            assert!((count.min(9)..=10).contains(&beside), "{beside} of {count}");
+        }
     }
 }

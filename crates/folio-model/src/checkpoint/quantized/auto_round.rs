@@ -16,27 +16,19 @@ use crate::error::Result;
 
 const SUPPORTED: &str = "supported of AutoRound: integers of 2, 3, 4 and (with sym) 8 bits packed as GPTQ or, with 4 bits, as AWQ";
 
-/// What may stand in the configuration, beside [`TUNING`].
-const KNOWN: &[&str] = &[
-    "quant_method",
-    "packing_format",
-    "bits",
-    "group_size",
-    "sym",
-    "extra_config",
-    "backend",
-    "vllm_backend",
-];
+/// What may stand in the configuration, beside what is in any of AutoRound's.
+const KNOWN: &[&str] = &["quant_method", "packing_format", "extra_config", "backend", "vllm_backend"];
 
-/// What AutoRound writes in whichever format: the types ([`refuse_types`] looks at them), which modules are quantized, of which the
-/// tensors are the truth, how values were found, and the scales of a KV cache and of attention that are read past.
-pub const TUNING: &[&str] = &[
-    "data_type",
-    "act_bits",
-    "act_data_type",
-    "act_dynamic",
-    "act_group_size",
-    "act_sym",
+/// What may stand there, and in a setting of `extra_config`.
+const SETTING: &[&str] = &["bits", "group_size", "sym"];
+
+/// What AutoRound writes in whichever format, of all modules or of some: [`refuse_types`] looks at it.
+const TYPES: &[&str] =
+    &["data_type", "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym"];
+
+/// What it writes in whichever format: which modules are quantized, of which the tensors are the truth, how values were found, and the scales
+/// of a KV cache and of attention that are read past.
+const TUNING: &[&str] = &[
     "block_name_to_quantize",
     "to_quant_block_names",
     "quant_block_list",
@@ -65,25 +57,11 @@ pub const TUNING: &[&str] = &[
     "static_kv_granularity",
 ];
 
-/// What may stand in a setting of `extra_config`.
-const KNOWN_OF_MODULES: &[&str] = &[
-    "bits",
-    "group_size",
-    "sym",
-    "data_type",
-    "act_bits",
-    "act_data_type",
-    "act_dynamic",
-    "act_group_size",
-    "act_sym",
-];
-
 /// Modules of so many bits are not quantized.
 const PLAIN_BITS: usize = 16;
 
 pub fn parse(options: Options<'_>) -> Result<Quantization> {
-    options.only(&[KNOWN, TUNING].concat(), SUPPORTED)?;
-    refuse_types(options, SUPPORTED)?;
+    check(options, &[KNOWN, SETTING].concat(), SUPPORTED)?;
     let fields = options.0;
     let packing = fields.text("packing_format")?;
     match packing.unwrap_or("auto") {
@@ -138,7 +116,7 @@ fn own_settings<T: Copy>(
         let setting = if is_plain {
             None
         } else {
-            own.only(KNOWN_OF_MODULES, SUPPORTED)?;
+            own.only(&[SETTING, TYPES].concat(), SUPPORTED)?;
             refuse_types(own, SUPPORTED)?;
             Some(parse(own)?)
         };
@@ -154,8 +132,14 @@ fn own_settings<T: Copy>(
     Ok(settings)
 }
 
+/// Refuses what is neither `known` nor in any configuration that AutoRound writes, and the types that [`refuse_types`] does.
+pub fn check(options: Options<'_>, known: &[&str], supported: &str) -> Result<()> {
+    options.only(&[known, TYPES, TUNING].concat(), supported)?;
+    refuse_types(options, supported)
+}
+
 /// Weights that are no integers, and activations that values were made for.
-pub fn refuse_types(options: Options<'_>, supported: &str) -> Result<()> {
+fn refuse_types(options: Options<'_>, supported: &str) -> Result<()> {
     let fields = options.0;
     if let Some(other) = fields.text("data_type")?.filter(|name| *name != "int") {
         let other: String = other.chars().take(60).collect();

@@ -51,8 +51,7 @@ const KNOWN: &[&str] = &[
 /// Columns of a group; `None`: one group a row.
 pub fn parse(options: Options<'_>) -> Result<Settings<Option<usize>>> {
     const SUPPORTED: &str = "supported: AWQ with 4 bits, zero points, version gemm";
-    options.only(&[KNOWN, auto_round::TUNING].concat(), SUPPORTED)?;
-    auto_round::refuse_types(options, SUPPORTED)?;
+    auto_round::check(options, KNOWN, SUPPORTED)?;
     let fields = options.0;
     let bits = if fields.value("bits").is_some() { "bits" } else { "w_bit" };
     options.bits(bits, &[4], "AWQ")?;

@@ -21,14 +21,10 @@ use crate::quant::BlockFormat;
 const SUPPORTED: &str = "supported: GPTQ with 4 bits, with sym also 2, 3 and 8 bits, with gptq_v2 also 2 and 3 bits with zero points, of \
     checkpoint_format gptq or gptq_v2, also with desc_act";
 
-/// What may stand in the configuration; those that are not read change how a GPU computes, or tell how the file was made.
+/// What may stand in the configuration, beside [`SETTING`]; those that are not read change how a GPU computes, or tell how the file was made.
 const KNOWN: &[&str] = &[
     "quant_method",
     "method",
-    "bits",
-    "group_size",
-    "desc_act",
-    "sym",
     "checkpoint_format",
     "format",
     "is_marlin_format",
@@ -40,13 +36,6 @@ const KNOWN: &[&str] = &[
     "modules_in_block_to_quantize",
     "block_name_to_quantize",
     "module_name_preceding_first_block",
-    // g_idx says which column is in which group.
-    "static_groups",
-    "act_group_aware",
-    "true_sequential",
-    "damp_percent",
-    "damp_auto_increment",
-    "mse",
     "model_name_or_path",
     "model_file_base_name",
     "meta",
@@ -65,12 +54,13 @@ const KNOWN: &[&str] = &[
     "backend",
 ];
 
-/// What may stand in an own setting of modules; the others tell how the file was made.
-const KNOWN_OF_MODULES: &[&str] = &[
+/// What may stand there, and in an own setting of modules.
+const SETTING: &[&str] = &[
     "bits",
     "group_size",
     "sym",
     "desc_act",
+    // g_idx says which column is in which group.
     "static_groups",
     "act_group_aware",
     "true_sequential",
@@ -126,8 +116,7 @@ impl Setting {
 
 impl Gptq {
     pub fn parse(options: Options<'_>) -> Result<Self> {
-        options.only(&[KNOWN, auto_round::TUNING].concat(), SUPPORTED)?;
-        auto_round::refuse_types(options, SUPPORTED)?;
+        auto_round::check(options, &[KNOWN, SETTING].concat(), SUPPORTED)?;
         let fields = options.0;
         let mut v2 = false;
         for name in ["checkpoint_format", "format"] {
@@ -228,7 +217,7 @@ fn own_settings(options: Options<'_>, all: Setting, v2: bool) -> Result<Vec<(Tar
         let path = format!("{path}{name}.");
         let Some(fields) = rules.object(name, &path)? else { continue };
         let own = Options(fields);
-        own.only(KNOWN_OF_MODULES, SUPPORTED)?;
+        own.only(SETTING, SUPPORTED)?;
         let pattern = Target::at_start(name.strip_prefix("+:").unwrap_or(name)).map_err(|what| {
             options.unsupported("dynamic", &what, "supported: patterns without look-around")
         })?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::backend::DType;
-use crate::checkpoint::shards::{Index, Shard};
+use crate::checkpoint::shards::{Entry, Index, Shard};
 use crate::error::{ModelError, Result};
 use crate::quant::e4m3_in_256ths;
 
@@ -125,22 +125,25 @@ impl Pieces<'_> {
         self.index.contains_key(name)
     }
 
+    /// The number of the shard that has `name`, and its entry there.
+    fn find(&self, name: &str) -> Option<(usize, &Entry)> {
+        let number = *self.index.get(name)?;
+        Some((number, self.shards.get(number)?.entries.get(name)?))
+    }
+
     /// What `name` is stored as, if it is there.
     pub fn element(&self, name: &str) -> Option<std::result::Result<Element, String>> {
-        let entry = self.shards.get(*self.index.get(name)?)?.entries.get(name)?;
-        Some(Element::of(&entry.encoding))
+        self.find(name).map(|(_, entry)| Element::of(&entry.encoding))
     }
 
     /// The shape of `name`, if it is there.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let entry = self.shards.get(*self.index.get(name)?)?.entries.get(name)?;
-        Some(&entry.shape)
+        self.find(name).map(|(_, entry)| entry.shape.as_slice())
     }
 
     /// What the file calls `name`; itself if it is not there.
     pub fn stored_name<'a>(&'a self, name: &'a str) -> &'a str {
-        let entry = self.index.get(name).and_then(|number| self.shards.get(*number)?.entries.get(name));
-        entry.map_or(name, |entry| entry.stored_name.as_str())
+        self.find(name).map_or(name, |(_, entry)| entry.stored_name.as_str())
     }
 
     pub fn problem(&self, name: &str, problem: impl Into<String>) -> ModelError {
@@ -151,9 +154,7 @@ impl Pieces<'_> {
 
     /// The tensor, which must be there, be of one of `elements` and have one of `shapes`.
     pub fn need(&self, name: &str, elements: &[Element], shapes: &[&[usize]]) -> Result<Piece> {
-        let number = self.index.get(name).copied();
-        let found = number.and_then(|number| Some((number, self.shards.get(number)?.entries.get(name)?)));
-        let Some((shard, entry)) = found else {
+        let Some((shard, entry)) = self.find(name) else {
             return Err(ModelError::MissingTensor {
                 tensor: name.to_owned(),
                 checkpoint: self.location.to_owned(),
